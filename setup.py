@@ -1,0 +1,24 @@
+"Everything about the distribution is said in `settings.ini`; this file only hands it over to setuptools."
+from configparser import ConfigParser
+from pathlib import Path
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+ini = ConfigParser(delimiters=['='])
+ini.read(here/'settings.ini', encoding='utf-8')
+cfg = ini['DEFAULT']
+statuses = ['1 - Planning', '2 - Pre-Alpha', '3 - Alpha', '4 - Beta', '5 - Production/Stable', '6 - Mature', '7 - Inactive']
+extras = {k.removesuffix('_requirements'): v.split() for k, v in cfg.items() if k.endswith('_requirements')}
+
+setup(
+    name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
+    author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0',
+    long_description=(here/'README.md').read_text(encoding='utf-8'), long_description_content_type='text/markdown',
+    classifiers=[f"Development Status :: {statuses[int(cfg['status']) - 1]}", f"Intended Audience :: {cfg['audience']}",
+                 'Topic :: Scientific/Engineering :: Artificial Intelligence',
+                 *(f'Programming Language :: Python :: 3.{v}' for v in range(int(cfg['min_python'].split('.')[1]), 13))],
+    packages=find_packages(include=['hierproto', 'hierproto.*']), include_package_data=True, zip_safe=False,
+    python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(), extras_require=extras,
+    entry_points={'console_scripts': cfg.get('console_scripts', '').split(),
+                  'nbdev': [f"{cfg['lib_name']}={cfg['lib_name']}._modidx:d"]},
+)
