@@ -1,0 +1,66 @@
+"The docs site's configuration: one source for each fact, a place in the sidebar for each notebook, notebooks that nbdev can process."
+import ast, re, sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import nbformat, pytest, yaml
+
+root = Path(__file__).parents[1]
+sys.path.insert(0, str(root/'tools'))
+import docs
+
+names = docs.notebooks()
+
+def test_settings_agree():
+    ini = ConfigParser(delimiters=['='])
+    ini.read(root/'settings.ini', encoding='utf-8')
+    cfg, quarto = ini['DEFAULT'], yaml.safe_load((root/'nbs/_quarto.yml').read_text(encoding='utf-8'))
+    site = quarto['website']
+    assert site['title'] == cfg['title'] and site['description'] == cfg['description']
+    assert site['repo-url'] == cfg['git_url'] and site['repo-branch'] == cfg['branch'] and site['repo-subdir'] == cfg['nbs_path']
+    assert site['navbar']['tools'][0]['href'] == cfg['git_url']
+    assert site['site-url'] == cfg['doc_host'] + cfg['doc_baseurl']
+    assert quarto['project']['output-dir'] == cfg['doc_path'] == '_docs'
+
+def test_sidebar_has_every_notebook_once():
+    listed = ['index.ipynb', *(n for group in docs.sidebar().values() for n in group)]
+    assert sorted(listed) == names
+
+def test_sidebar_follows_the_numbers():
+    listed = [n for group in docs.sidebar().values() for n in group]
+    assert listed == sorted(listed)
+
+def test_patterns():
+    bar = docs.sidebar(['00_hierarchy.ipynb', '10_baselines.hxe.ipynb', '19_methods.ipynb', '60_start.ipynb', 'index.ipynb'])
+    assert {k: v for k, v in bar.items() if v} == {'Foundation': ['00_hierarchy.ipynb'], 'Baselines': ['10_baselines.hxe.ipynb'],
+                                                   'Methods': ['19_methods.ipynb'], 'Tutorials': ['60_start.ipynb']}
+
+@pytest.mark.parametrize('title,anchor', [('Hierarchy.from_paths', 'hierarchy.from_paths'), ('The proof, at last', 'the-proof-at-last'),
+                                          ('2 classes', 'classes'), ('`disto_loss`', 'disto_loss')])
+def test_anchor_is_pandocs(title, anchor): assert docs.anchor(title) == anchor
+
+def test_links_lead_into_the_site():
+    url = docs.site['site-url']
+    pages = {'00_hierarchy.ipynb': ('hierarchy', ['hierarchy', 'hierarchy-1', 'hierarchy.costs', 'proof'])}
+    for old, new in [('00_hierarchy.ipynb', 'hierarchy.html'), ('00_hierarchy.ipynb#Proof', 'hierarchy.html#proof'),
+                     (f'{url}/hierarchy.html#hierarchy.costs', 'hierarchy.html#hierarchy.costs'),
+                     (f'{url}/hierarchy.html#hierarchy', 'hierarchy.html#hierarchy-1'),      # the class, not the page's title
+                     (f'{url}/hierarchy.html#hierarchy.inner', 'hierarchy.html#hierarchy'),  # has no heading of its own
+                     ('https://example.org/a.html', 'https://example.org/a.html'), ('images/a.png', 'images/a.png')]:
+        assert docs.local_link(old, pages) == new
+
+@pytest.mark.parametrize('name', names)
+def test_opens_with_title_and_description(name):
+    assert re.match(r'# \S.*\n\n> \S', nbformat.read(root/'nbs'/name, 4).cells[0].source)
+
+@pytest.mark.parametrize('name', names)
+def test_imports_stand_alone(name):
+    "Where there is something to document, nbdev runs each cell that imports: with other code in it, that code runs too, out of context"
+    cells = [c for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'code']
+    if not any(re.search(r'^#\| *exports?\b', c.source, re.M) for c in cells): return
+    for c in cells:
+        if re.search(r'^#\| *(export|hide)|^\s*[%!]|nbdev_export\(\)', c.source, re.M): continue
+        tree = ast.parse(c.source)
+        imports = any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.walk(tree))
+        alone = all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in tree.body)
+        assert alone or not imports, f'give the imports a cell of their own:\n{c.source}'

@@ -1,0 +1,134 @@
+"""The docs site as tools/docs.py builds it without Quarto, opened page by page in a headless Chromium.
+
+With DOCS_SHOTS=folder in the environment each page is also pictured there, narrow and wide."""
+import functools, http.server, os, re, shutil, subprocess, sys, threading
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlparse
+
+import nbformat, pytest
+
+pytest.importorskip('myst_nb', reason="the docs extra is not installed: pip install -e '.[docs]'")
+root = Path(__file__).parents[1]
+sys.path.insert(0, str(root/'tools'))
+import docs
+
+names = docs.notebooks()
+page_of = {n: docs._nbpath2html(Path(n)).name for n in names}
+chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+in_browser = pytest.mark.skipif(not chromium, reason='Chromium is not installed')
+flags = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'
+widths = 1280, 390
+
+def markdown(name): return '\n\n'.join(c.source for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'markdown')
+
+@pytest.fixture(scope='module')
+def site(tmp_path_factory):
+    out = tmp_path_factory.mktemp('docs')/'site'
+    run = subprocess.run([sys.executable, root/'tools/docs.py', '--sphinx', '--out', out], cwd=root, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-5000:]
+    return out
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args): pass
+
+@pytest.fixture(scope='module')
+def url(site):
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f'http://127.0.0.1:{server.server_port}'
+    server.shutdown()
+
+@pytest.fixture(scope='module')
+def browser():
+    api = pytest.importorskip('playwright.sync_api', reason="playwright is not installed: pip install -e '.[dev]'")
+    with api.sync_playwright() as p:
+        b = p.chromium.launch(executable_path=chromium, args=flags.split())
+        yield b
+        b.close()
+
+@pytest.fixture
+def page(browser):
+    "A new page that keeps what goes wrong in `page.faults`"
+    page = browser.new_page(viewport=dict(width=widths[0], height=900))
+    page.faults = []
+    page.on('console', lambda m: m.type in ('error', 'warning') and page.faults.append(m.text))
+    page.on('pageerror', lambda e: page.faults.append(str(e)))
+    page.on('response', lambda r: r.status >= 400 and page.faults.append(f'{r.status} {r.url}'))
+    page.on('requestfailed', lambda r: page.faults.append(f'{r.failure} {r.url}'))
+    page.on('request', lambda r: urlparse(r.url).hostname in (None, '', '127.0.0.1') or page.faults.append(f'not offline: {r.url}'))
+    yield page
+    page.close()
+
+# Text that a reader sees outside of code, where a formula that was not rendered would stand
+prose = """() => { const walk = document.createTreeWalker(document.querySelector('article'), NodeFilter.SHOW_TEXT), text = [];
+    while (walk.nextNode()) if (!walk.currentNode.parentElement.closest('pre, code, script, style, mjx-container')) text.push(walk.currentNode.data);
+    return text.join(' ') }"""
+maths = """async () => { if (window.MathJax) await MathJax.startup.promise;
+    const count = s => document.querySelectorAll(s).length;
+    return {wanted: count('.math'), shown: count('.math > mjx-container'), errors: count('mjx-merror, [data-mjx-error]'), display: count('mjx-container[display]'),
+            tags: [...document.querySelectorAll('[id^="mjx-eqn:"]')].filter(o => o.getBoundingClientRect().width).map(o => decodeURIComponent(o.id.slice(8)))} }"""
+images = "() => [...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src)"
+# What sticks out on the right without a box of its own that scrolls
+overflow = """() => { const wide = o => o.getBoundingClientRect().right > innerWidth + 1, scrolls = o => getComputedStyle(o).overflowX != 'visible';
+    const boxed = o => { for (let p = o.parentElement; p && p.tagName != 'ARTICLE'; p = p.parentElement) if (scrolls(p) && !wide(p)) return true };
+    const out = [...document.querySelectorAll('article *')].filter(o => wide(o) && !(scrolls(o) && !wide(o)) && !boxed(o)).map(o => o.outerHTML.slice(0, 120));
+    return document.documentElement.scrollWidth > innerWidth ? ['the page itself', ...out] : out }"""
+
+@in_browser
+@pytest.mark.parametrize('name', names)
+def test_page(name, page, url):
+    page.goto(f'{url}/{page_of[name]}')
+    seen, md = page.evaluate(maths), re.sub(r'^```.*?^```|`[^`\n]+`', '', markdown(name), flags=re.S | re.M)
+    assert page.faults == []
+    assert page.evaluate(images) == []
+    assert seen['errors'] == 0 and seen['shown'] == seen['wanted']
+    assert seen['display'] >= len(re.findall(r'\$\$.+?\$\$', md, re.S))
+    assert sorted(seen['tags']) == sorted(re.findall(r'\\tag\{(.+?)\}', md))
+    assert not (raw := re.findall(r'\\[a-zA-Z]{2,}.*|\$\$.*|\$[^$\n]*[\\^_{][^$\n]*\$', page.evaluate(prose))), raw
+    for w in widths:
+        page.set_viewport_size(dict(width=w, height=900))
+        assert page.evaluate(overflow) == [], f'wider than a screen of {w} pixels'
+        if shots := os.environ.get('DOCS_SHOTS'): page.screenshot(path=f'{shots}/{Path(page_of[name]).stem}_{w}.png', full_page=True)
+
+@in_browser
+def test_overflow_is_noticed(page, url):
+    page.goto(f'{url}/index.html')
+    page.evaluate("document.querySelector('article').insertAdjacentHTML('beforeend', '<div style=\"width: 3000px\">wide</div>')")
+    assert len(page.evaluate(overflow)) > 0
+
+@in_browser
+def test_search(page, url):
+    page.goto(f'{url}/search.html?q=distortion')
+    page.wait_for_selector('#search-results li a')
+    assert any('distortion.html' in a.get_attribute('href') for a in page.query_selector_all('#search-results li a'))
+    assert page.faults == []
+
+@in_browser
+def test_dark_and_light(page, url):
+    page.goto(f'{url}/index.html')
+    seen = set()
+    for scheme in ('light', 'dark'):
+        page.emulate_media(color_scheme=scheme)
+        seen.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(seen) == 2
+
+def test_links(site):
+    "Each link and each picture of each page leads to a file of the site, and to an anchor that is there"
+    pages = {p.name: p.read_text(encoding='utf-8') for p in site.glob('*.html')}
+    assert {*page_of.values()} <= pages.keys()
+    ids = {n: {unquote(i) for i in re.findall(r'\bid="([^"]+)"', html)} for n, html in pages.items()}
+    broken = []
+    for n, html in pages.items():
+        for target in re.findall(r'<(?:a|img|link|script)\b[^>]*?\b(?:href|src)="([^"]*)"', html):
+            path, anchor = urldefrag(target.replace('&amp;', '&'))
+            if urlparse(path).scheme or path.startswith('//'): continue
+            path = unquote(urlparse(path).path) or n
+            if not (site/path).exists() or (anchor and path in ids and unquote(anchor) not in ids[path]): broken.append((n, target))
+    assert broken == []
+
+def test_sidebar(site):
+    html = (site/'index.html').read_text(encoding='utf-8')
+    tree = html[html.index('class="sidebar-tree"'):html.index('</aside>')]
+    groups = {k: v for k, v in docs.sidebar().items() if v}
+    assert re.findall(r'class="caption"[^>]*><span class="caption-text">(.*?)</span>', tree) == list(groups)
+    assert re.findall(r'class="reference internal" href="(.*?)"', tree) == [page_of[n] for g in groups.values() for n in g]
