@@ -1,0 +1,16 @@
+"The Makefile as a newcomer meets it."
+import subprocess
+from pathlib import Path
+
+import pytest
+
+root = Path(__file__).resolve().parent.parent
+
+def test_make_alone_lists_the_targets():
+    out = subprocess.run(['make'], cwd=root, capture_output=True, text=True).stdout
+    assert all(f'make {t}' in out for t in 'help demo test docs bench'.split()), out
+
+def test_nothing_is_installed_twice():
+    "With the environment ready, `make demo` would run the demo and nothing else."
+    if not (root/'.venv'/'.ready').exists(): pytest.skip('not set up by make')
+    assert subprocess.run(['make', '-n', 'demo'], cwd=root, capture_output=True, text=True).stdout.count('\n') == 1
