@@ -5,21 +5,24 @@
 # %% auto #0
 __all__ = ['HierarchyError', 'Hierarchy', 'CostMatrix', 'as_costs', 'as_tree', 'named_costs']
 
-# %% ../nbs/00_hierarchy.ipynb #2f6558ef
-import csv, difflib, functools, hashlib, io, json, re, warnings
+# %% ../nbs/00_hierarchy.ipynb #4f19183f
+import bisect, colorsys, csv, difflib, functools, hashlib, io, json, re, textwrap, warnings
 from collections import Counter
 from importlib import resources
 from pathlib import Path
-import numpy as np, pandas as pd, torch
+import matplotlib.pyplot as plt, networkx as nx, numpy as np, pandas as pd, torch
 from fastcore.basics import patch
+from matplotlib.patches import Wedge
+from scipy.cluster import hierarchy as clustering
 
-# %% ../nbs/00_hierarchy.ipynb #89e3f76a
+# %% ../nbs/00_hierarchy.ipynb #fbf51262
 class HierarchyError(ValueError):
     "A tree, a cost matrix or a list of labels that cannot be used, and why"
 
-# %% ../nbs/00_hierarchy.ipynb #90c42287
+# %% ../nbs/00_hierarchy.ipynb #dbd5f734
 def _fail(msg, where=None): raise HierarchyError(f'{where}: {msg}' if where else msg)
 
+# %% ../nbs/00_hierarchy.ipynb #076ba49d
 def _name(x, where=None):
     s = ' '.join(str(x).split())
     if not s: _fail('a name is empty', where)
@@ -30,73 +33,85 @@ def _and(names, most=8):
     names = [repr(n) for n in names]
     return ', '.join(names[:most]) + (f' and {len(names)-most} more' if len(names) > most else '')
 
-# %% ../nbs/00_hierarchy.ipynb #13d49acb
+# %% ../nbs/00_hierarchy.ipynb #c97aae4a
 def _check_paths(paths, places=None):
+    "Tidy `paths`, or say what is wrong with the one found at which of `places`"
     places = places or [f'path {i+1}' for i in range(len(paths))]
     paths = [tuple(_name(x, w) for x in p) for p, w in zip(paths, places)]
     if not paths: _fail('no classes: a hierarchy needs at least one leaf')
     seen = {}
     for p, w in zip(paths, places):
         if not p: _fail('a class with an empty path', w)
-        if p in seen: _fail(f"the class {'/'.join(p)!r} stands twice (first at {seen[p]})", w)
+        if p in seen: _fail(f"the class {'/'.join(p)!r} stands twice (first: {seen[p]})", w)
         seen[p] = w
     for p, w in zip(paths, places):
-        for k in range(1, len(p)):
-            if p[:k] in seen: _fail(f"{'/'.join(p[:k])!r} is a class ({seen[p[:k]]}) and also a group that holds {p[-1]!r}", w)
+        group = next((p[:k] for k in range(1, len(p)) if p[:k] in seen), None)
+        if group: _fail(f"{'/'.join(group)!r} is a class ({seen[group]}) and also a group that holds {p[-1]!r}", w)
     return paths
 
-# %% ../nbs/00_hierarchy.ipynb #0e09487e
+# %% ../nbs/00_hierarchy.ipynb #7d03beb8
 def _leaf_names(paths):
-    count = Counter(p[-1] for p in paths)
-    names = [p[-1] if count[p[-1]] == 1 else '/'.join(p) for p in paths]
-    twice = {n for n, c in Counter(names).items() if c > 1}
-    names = ['/'.join(p) if n in twice else n for n, p in zip(names, paths)]
-    if len(set(names)) < len(names): _fail(f'two classes cannot be told apart by name: {_and(n for n, c in Counter(names).items() if c > 1)}')
+    names = [p[-1] for p in paths]
+    for _ in range(2): # the second round is for a name that looks like another's path
+        count = Counter(names)
+        names = [n if count[n] == 1 else '/'.join(p) for n, p in zip(names, paths)]
+    twice = [n for n, c in Counter(names).items() if c > 1]
+    if twice: _fail(f'two classes cannot be told apart by name: {_and(twice)}')
     return names
 
-# %% ../nbs/00_hierarchy.ipynb #eb9128c2
+# %% ../nbs/00_hierarchy.ipynb #ea44b816
 def _preorder(nodes, n_leaves):
+    "Node numbers in preorder, siblings in the order of their first class"
     first = {}
     for k, p in enumerate(nodes[:n_leaves]):
         for j in range(1, len(p)+1): first.setdefault(p[:j], k)
     return sorted(range(len(nodes)), key=lambda i: [first[nodes[i][:j]] for j in range(1, len(nodes[i])+1)])
 
-# %% ../nbs/00_hierarchy.ipynb #e641e3bc
-def _check_weights(weights, index):
+# %% ../nbs/00_hierarchy.ipynb #74fb3e41
+def _weight(x, where=None):
+    try: w = float(x)
+    except (TypeError, ValueError): _fail(f'the weight {x!r} is not a number', where)
+    if not 0 < w < np.inf: _fail(f'the weight {w:g} is not positive and finite', where)
+    return w
+
+def _edge_weights(weights, index):
+    "Weight of the edge above each node of `index`, a dict from path to node number"
     w = np.ones(len(index)); w[index[()]] = 0
     for p, x in (weights or {}).items():
         p = (p,) if isinstance(p, str) else tuple(_name(o) for o in p)
-        if p not in index or not p: _fail(f"a weight for {'/'.join(p)!r}, which is no node below the root")
-        if not (np.isfinite(float(x)) and float(x) > 0): _fail(f"the edge above {'/'.join(p)!r} weighs {x}: weights must be positive and finite")
-        w[index[p]] = float(x)
+        if not p or p not in index: _fail(f"a weight for {'/'.join(p)!r}, which is no node below the root")
+        w[index[p]] = _weight(x, f"the edge above {'/'.join(p)!r}")
     return w
 
-# %% ../nbs/00_hierarchy.ipynb #d0f387ad
+# %% ../nbs/00_hierarchy.ipynb #0b8d539a
 class Hierarchy:
     "Classes that are the leaves of a tree; a node is a path, leaves come first and the root last"
     def __init__(self,
         paths,         # a path for each class, in class order, from below the root down to the class itself
-        weights=None,  # edge weights other than 1, as a dict from the path of an edge's lower end
+        weights=None,  # edge weights other than 1: a dict from the path of an edge's lower end
         titles=None,   # a longer name for each class, for people to read
         name=None,     # what to call the tree
         places=None,   # where each path was found, for error messages
     ):
         paths = _check_paths(list(paths), places)
-        inner = dict.fromkeys(p[:k] for p in paths for k in range(len(p)))
-        nodes = paths + sorted(inner, key=len, reverse=True)
-        index = {p: i for i, p in enumerate(nodes)}
         if titles is not None and len(titles) != len(paths): _fail(f'{len(titles)} titles for {len(paths)} classes')
-        self.__dict__.update(leaves=_leaf_names(paths), nodes=nodes, name=name, titles=None if titles is None else list(map(str, titles)),
-            _index=index, _w=_check_weights(weights, index),
-            levels=torch.tensor([len(p) for p in nodes]), parent=torch.tensor([index[p[:-1]] if p else -1 for p in nodes]))
+        groups = dict.fromkeys(p[:k] for p in paths for k in range(len(p)))
+        nodes = paths + sorted(groups, key=len, reverse=True)
+        index = {p: i for i, p in enumerate(nodes)}
+        self.__dict__.update(name=name, leaves=_leaf_names(paths), nodes=nodes, titles=titles and [_name(t) for t in titles],
+            parent=torch.tensor([index[p[:-1]] if p else -1 for p in nodes]), levels=torch.tensor([len(p) for p in nodes]),
+            _index=index, _w=_edge_weights(weights, index), _pre=np.array(_preorder(nodes, len(paths))))
 
-    def __setattr__(self, k, v): raise AttributeError(f'a Hierarchy does not change: cannot set {k!r}')
+    def __setattr__(self, k, v): raise AttributeError(f'a Hierarchy does not change: {k!r} cannot be set')
     def __len__(self): return len(self.leaves)
-    def __reduce__(self): return _rebuild, (self.nodes[:len(self)], self.weights, self.titles, self.name)
 
-def _rebuild(*args): return Hierarchy(*args)
+# %% ../nbs/00_hierarchy.ipynb #fe1516d7
+@patch(cls_method=True)
+def from_paths(cls:Hierarchy, paths, weights=None, titles=None, name=None):
+    "A hierarchy from one path a class, e.g. `[('animal','cat'), ('stone',)]`"
+    return cls([(p,) if isinstance(p, str) else p for p in paths], weights, titles, name)
 
-# %% ../nbs/00_hierarchy.ipynb #66aa4c06
+# %% ../nbs/00_hierarchy.ipynb #29caeab1
 @patch(as_prop=True)
 def n_nodes(self:Hierarchy): "Number of nodes, the root included"; return len(self.nodes)
 
@@ -104,286 +119,893 @@ def n_nodes(self:Hierarchy): "Number of nodes, the root included"; return len(se
 def depth(self:Hierarchy): "Edges from the root to the deepest leaf"; return int(self.levels.max())
 
 @patch(as_prop=True)
-def weight(self:Hierarchy): "Weight of the edge above each node (0 for the root)"; return torch.tensor(self._w, dtype=torch.float32)
+def widths(self:Hierarchy): "Number of nodes at each level below the root"; return torch.bincount(self.levels)[1:].tolist()
+
+# %% ../nbs/00_hierarchy.ipynb #e845139f
+@patch(as_prop=True)
+def weight(self:Hierarchy): "Weight of the edge above each node, 0 for the root"; return torch.tensor(self._w, dtype=torch.float32)
 
 @patch(as_prop=True)
 def weights(self:Hierarchy): "The edge weights that are not 1, by path"; return {p: float(w) for p, w in zip(self.nodes[:-1], self._w) if w != 1}
 
-@patch(as_prop=True)
-def widths(self:Hierarchy): "Number of nodes at each level below the root"; return torch.bincount(self.levels)[1:].tolist()
+# %% ../nbs/00_hierarchy.ipynb #25300ba9
+@patch
+def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; return (self.parent == int(i)).nonzero()[:,0].tolist()
 
 @patch
 def __repr__(self:Hierarchy):
     return f"Hierarchy{f' {self.name!r}' if self.name else ''}: {len(self)} leaves, {self.n_nodes} nodes, widths {'-'.join(map(str, self.widths))}"
 
-@patch
-def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; return (self.parent == int(i)).nonzero()[:,0].tolist()
-
-# %% ../nbs/00_hierarchy.ipynb #5d392f67
-@patch(cls_method=True)
-def from_paths(cls:Hierarchy, paths, weights=None, titles=None, name=None):
-    "A hierarchy from one path a class, e.g. `[('animal','cat'), ('plant',)]`"
-    return cls([(p,) if isinstance(p, str) else p for p in paths], weights, titles, name)
-
-# %% ../nbs/00_hierarchy.ipynb #f68619c0
+# %% ../nbs/00_hierarchy.ipynb #3602e3ba
 @patch(as_prop=True)
 def fingerprint(self:Hierarchy):
-    "Twelve hexadecimal digits that change with any name, edge or weight"
-    state = [self.nodes[:len(self)], sorted((list(k), v) for k, v in self.weights.items())]
+    "Twelve hexadecimal digits that change with any name, edge, weight or the order of the classes"
+    state = [self.nodes[:len(self)], sorted(self.weights.items())]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 
+# %% ../nbs/00_hierarchy.ipynb #950e5093
 @patch
 def __eq__(self:Hierarchy, other): return isinstance(other, Hierarchy) and self.fingerprint == other.fingerprint
 
 @patch
 def __hash__(self:Hierarchy): return hash(self.fingerprint)
 
-# %% ../nbs/00_hierarchy.ipynb #6e43ead0
 @patch
-def ancestors(self:Hierarchy, level):
-    "Node number of each class's ancestor at `level`; a class that lies higher is its own"
-    if not 0 <= level <= self.depth: _fail(f'level {level} of a tree whose levels run from 0 (the root) to {self.depth}')
-    node = torch.arange(len(self))
-    while (deep := self.levels[node] > level).any(): node = torch.where(deep, self.parent[node], node)
-    return node
+def __reduce__(self:Hierarchy): return Hierarchy, (self.nodes[:len(self)], self.weights, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #414f3224
-def _cached(f):
-    @functools.wraps(f)
-    def g(self):
-        if f.__name__ not in self.__dict__: self.__dict__[f.__name__] = f(self)
-        return self.__dict__[f.__name__]
-    return property(g)
-
-def _position(self):
-    pre = np.array(_preorder(self.nodes, len(self)))
-    pos = np.empty(len(pre), int); pos[pre] = np.arange(len(pre))
-    return pre, pos
-
-def _height(self):
-    W = self._w.copy(); parent, levels = self.parent.numpy(), self.levels.numpy()
-    for l in range(1, levels.max()+1):
-        at = levels == l
-        W[at] += W[parent[at]]
-    return W
-
-Hierarchy._position, Hierarchy._height = _cached(_position), _cached(_height)
-
-# %% ../nbs/00_hierarchy.ipynb #a4272a13
+# %% ../nbs/00_hierarchy.ipynb #7c0b476f
 @patch
 def paths(self:Hierarchy):
     "Node numbers on the way from the root to each class, one row a class, filled up with -1"
     rows = [[self._index[p[:j]] for j in range(len(p)+1)] for p in self.nodes[:len(self)]]
     return torch.tensor([r + [-1]*(self.depth+1-len(r)) for r in rows])
 
+# %% ../nbs/00_hierarchy.ipynb #59423ac6
+@patch
+def ancestors(self:Hierarchy, level):
+    "Node number of each class's ancestor at `level`; a class that lies higher is its own"
+    if not 0 <= level <= self.depth: _fail(f'there is no level {level}: levels run from 0, the root, to {self.depth}')
+    at = self.paths()[:,level]
+    return torch.where(at >= 0, at, torch.arange(len(self)))
+
+# %% ../nbs/00_hierarchy.ipynb #6318003f
 @patch
 def ancestry(self:Hierarchy):
-    "Whether class k lies under node i (or is it), as a boolean tensor over nodes and classes"
+    "Whether class k lies under node i, or is it: a boolean tensor over nodes and classes"
     A = torch.zeros(self.n_nodes, len(self), dtype=torch.bool)
-    node, k = torch.arange(len(self)), torch.arange(len(self))
-    while len(node):
-        A[node, k] = True
-        node = self.parent[node]; node, k = node[node >= 0], k[node >= 0]
+    A[self.paths().T, torch.arange(len(self))] = True # the filler -1 is the last row, the root, which holds every class anyway
     return A
 
-# %% ../nbs/00_hierarchy.ipynb #46c8a2fe
+# %% ../nbs/00_hierarchy.ipynb #4654c6b4
+@patch(as_prop=True)
+def order(self:Hierarchy): "Class numbers in the order of the tree, siblings side by side"; return torch.from_numpy(self._pre[self._pre < len(self)])
+
+# %% ../nbs/00_hierarchy.ipynb #170f7294
+@patch
+def _runs(self:Hierarchy):
+    "Where each node's run of classes begins in `order`, and how long it is"
+    P, rank, first = self.paths(), torch.argsort(self.order), torch.full((self.n_nodes,), len(self))
+    for p in P.T: first.index_reduce_(0, p % self.n_nodes, rank, 'amin') # -1 stands for the root, as above
+    return first, self.ancestry().sum(1)
+
+# %% ../nbs/00_hierarchy.ipynb #dff75082
+def _shorten(text, width): return text if len(text) <= width else text[:width-1].rsplit(' ', 1)[0] + ' …'
+
+@patch
+def _line(self:Hierarchy, i, size):
+    "Group `i` with the number of its classes, and those that lie right in it"
+    own = [self.nodes[c][-1] for c in self.children(i) if c < len(self)]
+    return '   '*len(self.nodes[i]) + f"{self.nodes[i][-1] if self.nodes[i] else self.name or 'root'} ({size})" + (': ' if own else '') + ', '.join(own)
+
+# %% ../nbs/00_hierarchy.ipynb #1a96854e
+@patch
+def tree(self:Hierarchy,
+    level=None, # the deepest level shown; None shows as many as fit
+    lines=60,   # how many lines may be used when `level` is None
+    width=110,  # where a line is cut
+):
+    "The tree as text, a line for each group"
+    groups, size = self._pre[self._pre >= len(self)], self.ancestry().sum(1)
+    if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[groups] <= l).sum() <= lines)
+    return '\n'.join(_shorten(self._line(i, size[i]), width) for i in groups if self.levels[i] <= level)
+
+# %% ../nbs/00_hierarchy.ipynb #93227908
+@patch
+def _heights(self:Hierarchy):
+    "Length of the way from the root to each node"
+    W, parent, levels = self._w.copy(), self.parent.numpy(), self.levels.numpy()
+    for l in range(2, self.depth+1): W[levels == l] += W[parent[levels == l]]
+    return W
+
+# %% ../nbs/00_hierarchy.ipynb #6969974b
+def _cost_rows(W, valley):
+    "Rows of the cost matrix of nodes in preorder, from their heights `W` and the lowest parent between neighbours"
+    for i in range(len(W)):
+        left, right = np.minimum.accumulate(valley[:i][::-1])[::-1], np.minimum.accumulate(valley[i:])
+        yield W[i] + W - 2*np.concatenate([left, W[i:i+1], right])
+
+# %% ../nbs/00_hierarchy.ipynb #4dc9982c
+@patch
+def _skyline(self:Hierarchy, n):
+    "Of the nodes below number `n`, in preorder: their numbers, heights, and the lowest parent between neighbours"
+    W, at = self._heights(), np.flatnonzero(self._pre < n)
+    lowest = W[self.parent.numpy()[self._pre]]
+    valley = np.minimum.reduceat(lowest[:at[-1]+1], at[:-1]+1) if n > 1 else lowest[:0]
+    return self._pre[at], W[self._pre[at]], valley
+
+# %% ../nbs/00_hierarchy.ipynb #11b04730
 @patch
 def costs(self:Hierarchy,
-    hidden=False # over all nodes instead of the leaves, the root last
+    hidden=False # over all nodes, the root last, instead of over the leaves
 ):
-    "Cost matrix: the length of the path between every two leaves"
-    pre, pos = self._position; W = self._height
-    n = self.n_nodes if hidden else len(self)
-    back, D = np.argsort(np.argsort(pos[:n])), torch.empty(n, n)
-    order = np.argsort(pos[:n]); at, w = pos[order], W[order]
-    top = np.minimum.reduceat(W[self.parent.numpy()[pre]][:at[-1]+1], at[:-1]+1) if n > 1 else np.empty(0)
-    for i, k in enumerate(order):
-        lca = np.concatenate([np.minimum.accumulate(top[:i][::-1])[::-1], [w[i]], np.minimum.accumulate(top[i:])])
-        D[k] = torch.from_numpy((w[i] + w - 2*lca)[back])
+    "Cost matrix: the length of the path between every two classes"
+    nodes, W, valley = self._skyline(self.n_nodes if hidden else len(self))
+    back, D = np.argsort(nodes), torch.empty(len(nodes), len(nodes))
+    for k, row in zip(nodes, _cost_rows(W, valley)): D[k] = torch.from_numpy(row[back])
     return D
 
-# %% ../nbs/00_hierarchy.ipynb #049345b3
-def _table(self):
-    pre, _ = self._position
-    T = [torch.from_numpy(self._height[self.parent.numpy()[pre]])]
-    while 2**len(T) <= len(T[0]): s = 2**(len(T)-1); T.append(torch.cat([torch.minimum(T[-1][:-s], T[-1][s:]), T[-1][-s:]]))
+# %% ../nbs/00_hierarchy.ipynb #3c0c951d
+def _minima(x):
+    "Row s holds the minimum of `x` over the 2**s places from each one on"
+    T = [x]
+    while (s := 2**(len(T)-1)) * 2 <= len(x): T.append(torch.cat([torch.minimum(T[-1][:-s], T[-1][s:]), T[-1][-s:]]))
     return torch.stack(T)
-Hierarchy._table = _cached(_table)
 
+def _range_min(T, a, b):
+    "Minimum between the places `a` and `b`, both included, by the table `T` of `_minima`"
+    s = (torch.frexp((b-a+1).double()).exponent - 1).long()
+    return torch.minimum(T[s, a], T[s, b + 1 - 2**s])
+
+# %% ../nbs/00_hierarchy.ipynb #ebbfd863
+def _indices(n, *idx):
+    "Tensors of node numbers, broadcast against each other and checked to be below `n`"
+    idx = torch.broadcast_tensors(*map(torch.as_tensor, idx))
+    for i in idx:
+        if i.numel() and not (0 <= i.min() and i.max() < n): _fail(f'class numbers run from 0 to {n-1}, not from {i.min()} to {i.max()}')
+    return [i.long() for i in idx]
+
+# %% ../nbs/00_hierarchy.ipynb #15347c06
+@patch
+def _meetings(self:Hierarchy):
+    "Preorder position and height of each node, and the table of minima of the skyline"
+    if '_lca' not in self.__dict__: # made at the first call only, since most trees are never asked
+        W = self._heights()
+        self.__dict__['_lca'] = *map(torch.from_numpy, (np.argsort(self._pre), W)), _minima(torch.from_numpy(W[self.parent.numpy()[self._pre]]))
+    return self._lca
+
+# %% ../nbs/00_hierarchy.ipynb #f2e6d1d8
 @patch
 def pair_costs(self:Hierarchy, i, j):
-    "Costs between nodes `i` and `j` (numbers or tensors that broadcast), without the matrix"
-    i, j = torch.broadcast_tensors(torch.as_tensor(i), torch.as_tensor(j)); dev = i.device
-    W, pos, T = torch.from_numpy(self._height).to(dev), torch.from_numpy(self._position[1]).to(dev), self._table.to(dev)
-    a, b = torch.minimum(pos[i], pos[j]) + 1, torch.maximum(pos[i], pos[j])
-    s = (b-a+1).clamp(min=1).double().log2().long()
-    lca = torch.minimum(T[s, a.clamp(max=len(pos)-1)], T[s, (b-2**s+1).clamp(min=0)])
-    return (W[i] + W[j] - 2*torch.where(i == j, W[i], lca)).float()
+    "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
+    i, j = _indices(self.n_nodes, i, j)
+    pos, W, T = (o.to(i.device) for o in self._meetings())
+    a, b = torch.minimum(pos[i], pos[j]), torch.maximum(pos[i], pos[j])
+    meet = torch.where(a == b, W[i], _range_min(T, torch.minimum(a+1, b), b))
+    return (W[i] + W[j] - 2*meet).float()
 
-# %% ../nbs/00_hierarchy.ipynb #7e752013
-@patch(cls_method=True)
-def from_nested(cls:Hierarchy, tree, weights=None, titles=None, name=None):
-    "A hierarchy from nested dicts and lists, e.g. `{'animal': ['cat','dog'], 'plant': {'oak': None}}`"
-    paths = []
-    def walk(t, path):
-        if isinstance(t, dict): items = t.items()
-        elif isinstance(t, (list, tuple, set)): items = [kv for o in t for kv in (o.items() if isinstance(o, dict) else [(o, None)])]
-        else: return paths.append(path)
-        if not items and path: _fail(f"the group {'/'.join(path)!r} is empty: write None for a class")
-        for k, v in items: walk(v, (*path, _name(k)))
-    walk(tree, ())
-    return cls(paths, weights, titles, name)
-
-# %% ../nbs/00_hierarchy.ipynb #6a049c2f
-def _match(leaves, names, other=None):
-    "Positions in `leaves` of `names`, and complaints about those that are not there"
-    index = {**(other or {}), **{n: i for i, n in enumerate(leaves)}}
-    names = [_name('/'.join(map(str, n)) if isinstance(n, tuple) else n) for n in names]
+# %% ../nbs/00_hierarchy.ipynb #d2928058
+def _unique(names):
+    names = [_name(n) for n in names]
     twice = [n for n, c in Counter(names).items() if c > 1]
-    if twice: _fail(f'names given twice: {_and(twice)}')
-    missing = [n for n in names if n not in index]
-    return [index[n] for n in names if n in index], missing
+    if twice: _fail(f'given twice: {_and(twice)}')
+    return names
 
+def _match(leaves, names, also=None):
+    "Positions of `names` in `leaves`, and the names that are not there; `also` holds other ways to call a class"
+    index = {**(also or {}), **{n: i for i, n in enumerate(leaves)}}
+    names = _unique('/'.join(map(str, n)) if isinstance(n, tuple) else n for n in names)
+    return [index[n] for n in names if n in index], [n for n in names if n not in index]
+
+def _near(name, leaves):
+    same = [l for l in leaves if l.endswith('/' + name)] # one of several classes of this name
+    return same or difflib.get_close_matches(name, leaves, 1)
+
+# %% ../nbs/00_hierarchy.ipynb #cb3c34bf
 def _complain(missing, left, leaves):
-    msg = []
-    if missing: msg.append(f'no class is called {_and(missing)}')
-    near = {n: m[0] for n in missing[:8] if (m := difflib.get_close_matches(n, leaves, 1))}
-    if near: msg.append('did you mean ' + ', '.join(f'{b!r} for {a!r}' for a, b in near.items()) + '?')
+    "Say which names are `missing` from `leaves` and which leaves are `left` over, if any"
+    msg = [f'no class is called {_and(missing)}'] if missing else []
+    msg += [f'for {n!r}, did you mean {_and(near, 3)}?' for n in missing[:8] if (near := _near(n, leaves))]
     if left: msg.append(f'left over: {_and(left)} (`subset` drops classes)')
     if msg: _fail('; '.join(msg))
 
+# %% ../nbs/00_hierarchy.ipynb #155fd554
 @patch
 def _find(self:Hierarchy, names): return _match(self.leaves, names, {'/'.join(p): i for i, p in enumerate(self.nodes[:len(self)])})
 
 @patch
 def _take(self:Hierarchy, idx):
-    paths = [self.nodes[i] for i in idx]
-    keep = {p[:k] for p in paths for k in range(1, len(p)+1)}
-    return Hierarchy(paths, {p: w for p, w in self.weights.items() if p in keep}, self.titles and [self.titles[i] for i in idx], self.name)
+    paths, titles = [self.nodes[i] for i in idx], self.titles and [self.titles[i] for i in idx]
+    kept = {p[:k] for p in paths for k in range(1, len(p)+1)}
+    return Hierarchy(paths, {p: w for p, w in self.weights.items() if p in kept}, titles, self.name)
 
+# %% ../nbs/00_hierarchy.ipynb #e32f8e00
 @patch
 def subset(self:Hierarchy, names):
-    "The part of the tree that holds `names`, in their order; costs do not change"
+    "The part of the tree that holds the classes `names`, in their order"
     idx, missing = self._find(names)
     _complain(missing, [], self.leaves)
     return self._take(idx)
 
+# %% ../nbs/00_hierarchy.ipynb #0fd5a0da
 @patch
 def align(self:Hierarchy, vocab):
     "The same tree with its leaves in the order of `vocab`, matched by name"
     idx, missing = self._find(vocab)
-    have = set(idx)
-    _complain(missing, [n for i, n in enumerate(self.leaves) if i not in have], self.leaves)
+    _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #959141fe
+# %% ../nbs/00_hierarchy.ipynb #be6f4623
 def _check_costs(D, names):
-    if D.ndim != 2 or D.shape[0] != D.shape[1]: _fail(f'a cost matrix is square: this one has shape {tuple(D.shape)}')
+    "Refuse a matrix `D` that cannot be costs between `names`"
+    if D.ndim != 2 or D.shape[0] != D.shape[1] or not len(D): _fail(f'a cost matrix is square: this one has shape {tuple(D.shape)}')
     if len(names) != len(D): _fail(f'{len(names)} class names for {len(D)} rows of costs')
-    def culprits(bad):
-        at = bad.nonzero()[:4].tolist()
-        return ', '.join(f'predicted {names[i]!r} when true is {names[j]!r}: {D[i,j]:g}' for i, j in at)
     off = ~torch.eye(len(D), dtype=torch.bool, device=D.device)
-    for bad, what in [(~D.isfinite(), 'costs must be finite'), (~off & (D != 0), 'a right answer must cost nothing'), (off & (D <= 0), 'a wrong answer must have a positive cost')]:
-        if bad.any(): _fail(f'{what}; {culprits(bad)}')
+    for bad, what in [(~D.isfinite(), 'costs must be finite'), (~off & (D != 0), 'a right answer must cost nothing'), (off & (D <= 0), 'a wrong answer must cost something')]:
+        if bad.any(): _fail(f'{what}: ' + ', '.join(f'{D[i,j]:g} for predicting {names[i]!r} when {names[j]!r} is true' for i, j in bad.nonzero()[:4].tolist()))
 
+# %% ../nbs/00_hierarchy.ipynb #d0ed842f
+def _detour(D, names):
+    "Words for the worst breach of the triangle inequality in `D`, or None"
+    stops = torch.arange(len(D)) if len(D) <= 512 else torch.linspace(0, len(D)-1, 64).long()
+    worst, at = 1e-5, None
+    for l in stops.tolist():
+        gain = (D - D[:,l,None] - D[l]) / D.abs().max()
+        if (g := gain.max()) > worst: worst, at = g, (*divmod(int(gain.argmax()), len(D)), l)
+    if at: return f'{names[at[0]]!r} to {names[at[1]]!r} costs {D[at[0],at[1]]:g}, but by way of {names[at[2]]!r} {D[at[0],at[2]] + D[at[2],at[1]]:g}'
+
+def _warn_costs(D, names):
+    k, l = divmod(int((D - D.T).argmax()), len(D))
+    if D[k,l] - D[l,k] > 1e-5*D.max():
+        warnings.warn(f'the costs are not symmetric: {D[k,l]:g} for predicting {names[k]!r} when {names[l]!r} is true, {D[l,k]:g} the other way round', stacklevel=3)
+    if d := _detour(D, names): warnings.warn(f'the costs break the triangle inequality: {d}', stacklevel=3)
+
+# %% ../nbs/00_hierarchy.ipynb #6a80b5a5
 def _tensor(D):
-    if isinstance(D, pd.DataFrame): D = D.to_numpy()
-    if not isinstance(D, torch.Tensor): return torch.as_tensor(np.asarray(D, dtype=np.float32))
+    if not isinstance(D, torch.Tensor):
+        try: return torch.from_numpy(np.array(D, dtype=np.float32))
+        except (TypeError, ValueError) as e: raise HierarchyError(f'this is no cost matrix: {e}') from e
     return D if D.dtype in (torch.float32, torch.float64) else D.float()
 
-# %% ../nbs/00_hierarchy.ipynb #8bc8af15
+def _names_of(D, names):
+    "Class names for the matrix `D`: those given, those of a DataFrame, or numbers"
+    if names is None and isinstance(D, pd.DataFrame):
+        names = list(D.columns)
+        if list(D.index) != names: _fail(f'rows and columns are not the same classes in the same order: {_and(D.index)}; {_and(names)}')
+    return _unique(range(len(D) if np.ndim(D) else 0) if names is None else names)
+
+# %% ../nbs/00_hierarchy.ipynb #f186ef35
 class CostMatrix:
-    "Costs of predicting the class of a row when the class of a column is true, with the classes' names"
-    def __init__(self, D, names=None):
-        if names is None and isinstance(D, pd.DataFrame):
-            names = list(D.columns)
-            if list(D.index) != names: _fail('rows and columns of the cost table are not the same classes in the same order')
-        D = _tensor(D)
-        self.leaves = [_name(n) for n in (range(len(D)) if names is None else names)]
-        _check_costs(D, self.leaves); self.D = D
+    "Costs `D[predicted, true]` with the names of the classes"
+    def __init__(self,
+        D,          # square, zero on the diagonal and positive elsewhere: a tensor, an array, nested lists or a DataFrame
+        names=None, # the classes, by default those of the DataFrame or numbers
+        warn=True,  # warn where the costs are no metric
+    ):
+        self.leaves, self.D = _names_of(D, names), _tensor(D)
+        _check_costs(self.D, self.leaves)
+        if warn: _warn_costs(self.D, self.leaves)
     def __len__(self): return len(self.leaves)
     def __getitem__(self, i): return self.D[i]
     def __repr__(self): return f'CostMatrix: {len(self)} classes, {_and(self.leaves, 3)}'
-    shape = property(lambda self: self.D.shape)
-    def pair_costs(self, i, j): "Costs of predicting `i` when `j` is true"; return self.D[i, j]
-    def costs(self, hidden=False):
-        "The matrix as a tensor; `hidden` nodes only exist in trees"
-        if hidden: _fail('costs of hidden nodes need a tree: give a Hierarchy instead of a cost matrix')
-        return self.D
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        plain = lambda o: o.D if isinstance(o, cls) else type(o)(map(plain, o)) if type(o) in (list, tuple) else o
-        return func(*plain(tuple(args)), **{k: plain(v) for k, v in (kwargs or {}).items()})
 
-# %% ../nbs/00_hierarchy.ipynb #057e057c
+# %% ../nbs/00_hierarchy.ipynb #dbed017f
+@patch(cls_method=True)
+def __torch_function__(cls:CostMatrix, func, types, args=(), kwargs=None):
+    def plain(o): return o.D if isinstance(o, CostMatrix) else type(o)(map(plain, o)) if type(o) in (list, tuple) else o
+    return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
+
+@patch
+def __array__(self:CostMatrix, dtype=None, copy=None): return np.array(self.D.numpy(force=True), dtype=dtype)
+
+@patch(as_prop=True)
+def shape(self:CostMatrix): return self.D.shape
+
+# %% ../nbs/00_hierarchy.ipynb #0fe1319d
+@patch
+def costs(self:CostMatrix, hidden=False):
+    "The matrix as a tensor; there are no `hidden` nodes without a tree"
+    if hidden: _fail('costs of hidden nodes need a tree: give a Hierarchy instead of a cost matrix')
+    return self.D
+
+@patch
+def pair_costs(self:CostMatrix, i, j):
+    "Costs of predicting `i` when `j` is true, numbers or tensors that broadcast"
+    i, j = _indices(len(self), i, j)
+    return self.D.to(i.device)[i, j]
+
+# %% ../nbs/00_hierarchy.ipynb #9e08e246
+@patch
+def _take(self:CostMatrix, idx): return CostMatrix(self.D[idx][:,idx], [self.leaves[i] for i in idx], warn=False)
+
+# %% ../nbs/00_hierarchy.ipynb #6d537f24
 @patch
 def subset(self:CostMatrix, names):
-    "Costs among `names` only, in their order"
+    "Costs among the classes `names`, in their order"
     idx, missing = _match(self.leaves, names)
     _complain(missing, [], self.leaves)
-    return CostMatrix(self.D[idx][:, idx], [self.leaves[i] for i in idx])
+    return self._take(idx)
 
+# %% ../nbs/00_hierarchy.ipynb #0812a363
 @patch
 def align(self:CostMatrix, vocab):
-    "The same costs with classes in the order of `vocab`, matched by name"
+    "The same costs with the classes in the order of `vocab`, matched by name"
     idx, missing = _match(self.leaves, vocab)
-    _complain(missing, [n for i, n in enumerate(self.leaves) if i not in set(idx)], self.leaves)
-    return self.subset(vocab)
+    _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
+    return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #e5db49dc
+# %% ../nbs/00_hierarchy.ipynb #3c73e482
+@patch(as_prop=True)
+def fingerprint(self:CostMatrix):
+    "Twelve hexadecimal digits that change with any name or cost"
+    return hashlib.sha256(json.dumps([self.leaves, self.D.tolist()]).encode()).hexdigest()[:12]
+
+# %% ../nbs/00_hierarchy.ipynb #f308eae9
 def as_costs(
-    D,            # a Hierarchy, CostMatrix, tensor, array or DataFrame
+    D,            # a Hierarchy, CostMatrix, tensor, array, nested lists or DataFrame
     hidden=False, # costs over all nodes of the tree
 ):
-    "`D` as a checked square tensor of costs"
-    if isinstance(D, (Hierarchy, CostMatrix)): return D.costs(hidden)
-    return (D if hasattr(D, 'costs') else CostMatrix(D)).costs(hidden)
+    "`D` as a checked tensor of costs"
+    if not isinstance(D, (Hierarchy, CostMatrix)): D = CostMatrix(D, warn=False)
+    return D.costs(hidden)
 
+# %% ../nbs/00_hierarchy.ipynb #912aaee7
 def as_tree(h, who):
-    "`h` if it is a tree, else a complaint that `who` needs one"
-    if not isinstance(h, Hierarchy): _fail(f'{who} needs a tree: give a Hierarchy instead of {type(h).__name__}')
+    "`h` if it is a tree, else an error that says `who` needs one"
+    if not isinstance(h, Hierarchy): _fail(f'{who} needs a tree: give a Hierarchy instead of a {type(h).__name__}')
     return h
 
-# %% ../nbs/00_hierarchy.ipynb #c32909b0
-@patch(cls_method=True)
-def from_csv(cls:Hierarchy, f, levels=None, name=None):
-    "A hierarchy from the CSV file `f`: one row a class, one column a level, coarsest first"
-    with open(f, newline='', encoding='utf-8-sig') as s: rows = list(csv.reader(s))
-    head, *rows = rows
-    unknown = [c for c in (levels or []) if c not in head]
-    if unknown: _fail(f'no column is called {_and(unknown)}; there are {_and(head)}', f'{f}, line 1')
-    at = [head.index(c) for c in (levels or head)]
-    return cls([[r[i] for i in at if r[i].strip()] for r in rows], name=name)
+# %% ../nbs/00_hierarchy.ipynb #4373ceaa
+def _below(t, path, where):
+    "Name, content and place of what lies in `t`"
+    if isinstance(t, dict): below = [(k, v, t.place(k) if hasattr(t, 'place') else where) for k, v in t.items()]
+    elif isinstance(t, str): below = [(t, None, where)]
+    elif isinstance(t, (list, tuple)): below = [o for x in t for o in ([(x, None, where)] if type(x) is int else _below(x, path, where))]
+    else: _fail(f"{'/'.join(path)!r} is {t!r}: a class is None or its number, a group a dict or a list", where)
+    if not below: _fail(f"the group {'/'.join(path)!r} is empty: write None for a class" if path else 'no classes: the tree is empty', where)
+    return below
 
-# %% ../nbs/00_hierarchy.ipynb #10b8432e
+# %% ../nbs/00_hierarchy.ipynb #09caeaee
+def _class_order(numbers, paths, places):
+    "Positions of `paths` in the order of their class `numbers`, where given"
+    if all(n is None for n in numbers): return range(len(paths))
+    seen = {}
+    for n, p, w in zip(numbers, paths, places):
+        if n is None: _fail(f"{'/'.join(p)!r} has no class number, though others have", w)
+        if n in seen: _fail(f"{'/'.join(p)!r} and {'/'.join(seen[n])!r} are both class {n}", w)
+        if not 0 <= n < len(paths): _fail(f"{'/'.join(p)!r} is class {n}, but {len(paths)} classes are numbered from 0 to {len(paths)-1}", w)
+        seen[n] = p
+    return np.argsort(numbers)
+
+# %% ../nbs/00_hierarchy.ipynb #2f210378
+@patch(cls_method=True)
+def from_nested(cls:Hierarchy, tree, weights=None, titles=None, name=None):
+    "A hierarchy from nested dicts and lists, e.g. `{'animal': ['cat','dog'], 'stone': None}`"
+    found, todo = [], [((), tree, None)]
+    while todo:
+        path, t, where = todo.pop()
+        if path and (t is None or type(t) is int): found.append((t, path, where))
+        else: todo += reversed([((*path, _name(k, w)), v, w) for k, v, w in _below(t, path, where)])
+    order = _class_order(*zip(*found))
+    return cls([found[i][1] for i in order], weights, titles, name, [found[i][2] or '/'.join(found[i][1]) for i in order])
+
+# %% ../nbs/00_hierarchy.ipynb #612b8890
+def _ways(up, places):
+    "The way from the root down to each node of `up`, a dict of parents"
+    ways = {None: ()}
+    for n in up:
+        way = [n]
+        while (p := up[way[-1]]) not in ways:
+            if p in way: _fail('a circle of parents: ' + ' -> '.join(repr(o) for o in [*way[way.index(p):], p]), places.get(p))
+            way.append(p)
+        for m in reversed(way): ways[m] = (*ways[up[m]], m)
+    return ways
+
+# %% ../nbs/00_hierarchy.ipynb #9baf8812
+def _parents(rows):
+    "Dicts of parents, weights and places from `rows` of node, parent, weight and place; a parent without a row of its own is a root"
+    up, weight, places = {}, {}, {}
+    for n, p, w, where in rows:
+        if n in up: _fail(f'{n!r} stands twice (first: {places[n]})' if up[n] == p else f'{n!r} has two parents, {up[n]!r} ({places[n]}) and {p!r}', where)
+        up[n], weight[n], places[n] = p, _weight(w, where), where
+    for p in [*up.values()]:
+        if p is not None: up.setdefault(p, None)
+    return up, weight, places
+
+@patch(cls_method=True)
+def _from_edges(cls:Hierarchy, rows, label=str, **kwargs):
+    "A hierarchy from `rows` of node, parent, weight and place, where `label` names a node"
+    up, weight, places = _parents(rows)
+    ways = _ways(up, places)
+    roots, groups = [n for n in up if up[n] is None], {*up.values()}
+    if len(roots) > 1: _fail(f'{len(roots)} roots, {_and(roots)}: give them a common parent', places.get(roots[1]))
+    paths = {n: tuple(_name(label(m), places.get(m)) for m in ways[n][1:]) for n in up}
+    for p, c in Counter(paths.values()).items():
+        if c > 1: _fail(f"{c} nodes are called {'/'.join(p)!r}", next(places[n] for n in reversed(paths) if paths[n] == p))
+    leaves = [n for n in up if n not in groups]
+    if leaves == roots: _fail('no classes: the tree is only a root')
+    return cls([paths[n] for n in leaves], {paths[n]: w for n, w in weight.items() if up[n] is not None and w != 1}, places=[places[n] for n in leaves], **kwargs)
+
+# %% ../nbs/00_hierarchy.ipynb #fd55905e
+def _read(f):
+    "Text of `f`, a path or an open file, and what to call it in a complaint"
+    label = str(getattr(f, 'name', 'the file')) if hasattr(f, 'read') else str(f)
+    data = f.read() if hasattr(f, 'read') else f.read_bytes() if hasattr(f, 'read_bytes') else Path(f).read_bytes()
+    if isinstance(data, str): return data, label
+    try: return data.decode('utf-8-sig'), label
+    except UnicodeDecodeError as e: _fail('this is not UTF-8 text', f"{label}, line {data[:e.start].count(10) + 1}")
+
+def _csv_lines(f):
+    "Place and cells of each row of the CSV file `f` that is not blank"
+    text, label = _read(f)
+    rows, out = csv.reader(io.StringIO(text, newline=''), strict=True), []
+    try:
+        for r in rows: out.append((f'{label}, line {rows.line_num}', [' '.join(c.split()) for c in r]))
+    except csv.Error as e: _fail(f'this is not CSV: {e}', f'{label}, line {rows.line_num}')
+    out = [(w, r) for w, r in out if any(r)]
+    if not out: _fail('the file is empty', label)
+    return out
+
+# %% ../nbs/00_hierarchy.ipynb #bc432727
+def _known(columns, wanted, where=None):
+    unknown = [c for c in wanted if c not in columns]
+    if unknown: _fail(f'no column is called {_and(unknown)}; there are {_and(columns)}', where)
+
+def _read_csv(f):
+    "Columns of the CSV file `f`, its rows as places and dicts, and the place of the header"
+    (top, head), *rows = _csv_lines(f)
+    twice = [n for n, c in Counter(head).items() if c > 1]
+    if twice: _fail(f'two columns are called {_and(twice)}', top)
+    for w, r in rows:
+        if len(r) > len(head): _fail(f'{len(r)} cells in a table of {len(head)} columns', w)
+    return head, [(w, dict(zip(head, r + ['']*len(head)))) for w, r in rows], top
+
+# %% ../nbs/00_hierarchy.ipynb #f54e06c3
+def _table(t):
+    "Place and cells of each row of the table of parents `t`"
+    if isinstance(t, dict): t = list(t.items())
+    if not isinstance(t, (str, Path, pd.DataFrame)) and not hasattr(t, 'read'): return [(f'row {i+1}', r) for i, r in enumerate(t)]
+    if isinstance(t, pd.DataFrame): head, rows, top = list(t.columns), [(f'row {i+1}', r) for i, r in enumerate(t.to_dict('records'))], None
+    else: head, rows, top = _read_csv(t)
+    _known(head, ['node', 'parent'], top)
+    return [(w, [r['node'], r['parent'], r.get('weight', 1)]) for w, r in rows]
+
+def _blank(x): return x is None or x != x or not str(x).strip()
+
+def _parent_row(where, r):
+    "Node, parent, weight and place from the cells `r`"
+    if isinstance(r, str) or len(r) not in (2, 3): _fail(f'{r!r} is not a node, its parent and perhaps a weight', where)
+    node, parent, w = (*r, 1)[:3]
+    return _name(node, where), None if _blank(parent) else _name(parent, where), 1 if _blank(w) else w, where
+
+# %% ../nbs/00_hierarchy.ipynb #9bfa248b
+@patch(cls_method=True)
+def from_parents(cls:Hierarchy,
+    table,     # a dict from node to parent, rows of node, parent and perhaps weight, a DataFrame or a CSV file
+    name=None, # what to call the tree
+):
+    "A hierarchy from a table of parents"
+    return cls._from_edges([_parent_row(w, r) for w, r in _table(table)], name=name)
+
+# %% ../nbs/00_hierarchy.ipynb #0879f67c
+@patch
+def to_networkx(self:Hierarchy):
+    "A `networkx.DiGraph` from parents to children, nodes called by their paths"
+    g = nx.DiGraph(name=self.name)
+    for i, p in reversed([*enumerate(self.nodes)]):
+        g.add_node(p, name=p[-1] if p else 'root', index=i, **({'title': self.titles[i]} if self.titles and i < len(self) else {}))
+        if p: g.add_edge(p[:-1], p, weight=float(self._w[i]))
+    return g
+
+# %% ../nbs/00_hierarchy.ipynb #5ad07548
+@patch(cls_method=True)
+def from_networkx(cls:Hierarchy, g, name=None):
+    "A hierarchy from a directed graph `g` with edges from parents to children"
+    if not g.is_directed() or g.is_multigraph(): _fail('a hierarchy is a DiGraph with edges from parent to child: `networkx.bfs_tree(g, root)` makes one')
+    at = dict(g.nodes(data=True))
+    nodes = sorted(g, key=lambda n: at[n].get('index', 0))
+    rows = [(n, p, 1 if p is None else g.edges[p,n].get('weight', 1), f'node {n!r}') for n in nodes for p in [*g.predecessors(n)] or [None]]
+    titles = [at[n]['title'] for n in nodes if 'title' in at[n]]
+    return cls._from_edges(rows, label=lambda n: at[n].get('name', n), titles=titles or None, name=name or g.graph.get('name'))
+
+# %% ../nbs/00_hierarchy.ipynb #34b05c3b
+@patch(cls_method=True)
+def from_nltk(cls:Hierarchy, tree, name=None):
+    "A hierarchy from an `nltk.Tree`, or anything that iterates over its children and has a `label()`"
+    if not hasattr(tree, 'label'): _fail('this is no nltk tree: `nltk.Tree.fromstring` reads one from text')
+    def nested(t): return {t.label(): [nested(c) for c in t]} if hasattr(t, 'label') else t
+    return cls.from_nested([nested(c) for c in tree], name=name)
+
+# %% ../nbs/00_hierarchy.ipynb #fb3a881f
+def _row_path(cells, where):
+    path = tuple(cells[:max((i+1 for i, c in enumerate(cells) if c), default=0)])
+    if '' in path: _fail(f'a name is missing before {path[-1]!r}', where)
+    return path
+
+def _row_weights(rows, levels, paths):
+    "Weights by path, from the `weight:` columns of `rows`"
+    weights = {}
+    for (where, r), path in zip(rows, paths):
+        for j, x in enumerate(r.get(f'weight:{c}', '') for c in levels[:len(path)]):
+            if x != '' and weights.setdefault(path[:j+1], _weight(x, where)) != float(x):
+                _fail(f"the edge above {'/'.join(path[:j+1])!r} weighs {x} here and {weights[path[:j+1]]:g} before", where)
+    return weights
+
+# %% ../nbs/00_hierarchy.ipynb #58de8f9d
+@patch(cls_method=True)
+def from_csv(cls:Hierarchy,
+    f,           # a path or an open file
+    levels=None, # the columns that are levels, coarsest first; None takes all but titles and weights
+    name=None,   # what to call the tree
+):
+    "A hierarchy from a CSV file with one row a class and one column a level"
+    head, rows, top = _read_csv(f)
+    weighted = [c for c in head if c.startswith('weight:')]
+    levels = [c for c in head if c not in ['title', *weighted]] if levels is None else list(levels)
+    _known(head, levels + [c.removeprefix('weight:') for c in weighted], top)
+    paths = [_row_path([r[c] for c in levels], w) for w, r in rows]
+    titles = [r['title'] or p[-1] for (_, r), p in zip(rows, paths) if p] if 'title' in {*head} - {*levels} else None
+    return cls(paths, _row_weights(rows, levels, paths), titles, name, [w for w, _ in rows])
+
+# %% ../nbs/00_hierarchy.ipynb #e0ea02b5
+def _write(text, f):
+    "Write `text` to the path `f` and return the path, or return the text"
+    if f is None: return text
+    Path(f).write_bytes(text.encode())
+    return Path(f)
+
+def _csv_text(rows):
+    out = io.StringIO(newline='')
+    csv.writer(out, lineterminator='\n').writerows(rows)
+    return out.getvalue()
+
+# %% ../nbs/00_hierarchy.ipynb #ce8f9109
+@patch
+def to_csv(self:Hierarchy, f=None):
+    "Write the tree to the CSV file `f`, or return it as text"
+    heavy, titles = sorted({len(p) for p in self.weights}), [[t] for t in self.titles or []] or [[]]*len(self)
+    rows = [[f'level{l+1}' for l in range(self.depth)] + [f'weight:level{l}' for l in heavy] + ['title']*len(titles[0])]
+    for p, t in zip(self.nodes, titles):
+        w = [repr(float(self._w[self._index[p[:l]]])) if l <= len(p) else '' for l in heavy]
+        rows.append([*p, *['']*(self.depth-len(p)), *w, *t])
+    return _write(_csv_text(rows), f)
+
+# %% ../nbs/00_hierarchy.ipynb #638006ba
+class _Placed(dict):
+    "A JSON object that knows the place of each key"
+    def place(self, k): return self.places[k]
+
+class _Decoder(json.JSONDecoder):
+    "Reads JSON into dicts that know the places of their keys"
+    def __init__(self, text, label):
+        super().__init__()
+        self.ends, self.label = [m.start() for m in re.finditer('\n', text)], label
+        self.parse_object, self.scan_once = self.placed, None
+        self.scan_once = json.scanner.py_make_scanner(self)
+    def where(self, i): return f'{self.label}, line {bisect.bisect_left(self.ends, i) + 1}'
+    def placed(self, start, strict, scan_once, hook, pairs_hook, *args):
+        places = []
+        def scan(s, i): places.append(self.where(i)); return scan_once(s, i)
+        def build(pairs):
+            d = _Placed(); d.places = {}
+            for (k, v), w in zip(pairs, places):
+                if k in d: _fail(f'{k!r} stands twice in one group (first: {d.places[k]})', w)
+                d[k], d.places[k] = v, w
+            return d
+        return json.decoder.JSONObject(start, strict, scan, None, build, *args)
+
+# %% ../nbs/00_hierarchy.ipynb #e656256c
+def _read_json(f):
+    text, label = _read(f)
+    try: return _Decoder(text, label).decode(text), label
+    except json.JSONDecodeError as e: _fail(f'this is not JSON: {e.msg}', f'{label}, line {e.lineno}')
+    except RecursionError: _fail('this is nested too deeply to be read', label)
+
+# %% ../nbs/00_hierarchy.ipynb #f95f465e
+_format = 'hierproto-tree-1'
+
+def _json_tree(d, where):
+    "Tree, weights, titles and name from the content `d` of a JSON file, ours or plain"
+    if not isinstance(d, (dict, list)): _fail(f'a tree is an object or an array, not {d!r}', where)
+    if not isinstance(d, dict) or d.get('format') != _format: return d, None, None, None
+    weights, titles, name = d.get('weights') or [], d.get('titles'), d.get('name')
+    pairs = isinstance(weights, list) and all(isinstance(o, list) and len(o) == 2 and isinstance(o[0], list) for o in weights)
+    if not pairs: _fail('`weights` is not a list of pairs, a path and a weight', where)
+    if not isinstance(titles, (list, type(None))): _fail('`titles` is not a list', where)
+    return d.get('tree'), {tuple(map(str, p)): w for p, w in weights}, titles, name and str(name)
+
+# %% ../nbs/00_hierarchy.ipynb #af140064
 @patch(cls_method=True)
 def from_json(cls:Hierarchy, f, name=None):
-    "A hierarchy from the JSON file `f`: nested objects, a class being null or its number"
-    d = json.loads(Path(str(f)).read_text(encoding='utf-8') if not hasattr(f, 'read_text') else f.read_text(encoding='utf-8'))
-    d = d if str(d.get('format', '')).startswith('hierproto-tree') else {'tree': d}
-    order = {}
-    def walk(t, p):
-        for k, v in t.items():
-            if isinstance(v, dict): walk(v, (*p, k))
-            else: order[*p, k] = v
-    walk(d['tree'], ())
-    paths = sorted(order, key=order.get) if all(isinstance(v, int) for v in order.values()) else list(order)
-    return cls(paths, {tuple(p): w for p, w in d.get('weights', [])}, d.get('titles'), name or d.get('name'))
+    "A hierarchy from the JSON file `f`, a path or an open file"
+    tree, weights, titles, own = _json_tree(*_read_json(f))
+    return cls.from_nested(tree, weights, titles, name or own)
 
-# %% ../nbs/00_hierarchy.ipynb #9da5dc08
+# %% ../nbs/00_hierarchy.ipynb #9bc4db1e
+@patch
+def nested(self:Hierarchy):
+    "The tree as nested dicts, each class with its number"
+    tree = {}
+    for k, p in enumerate(self.nodes[:len(self)]): functools.reduce(lambda t, n: t.setdefault(n, {}), p[:-1], tree)[p[-1]] = k
+    return tree
+
+# %% ../nbs/00_hierarchy.ipynb #a4027120
+@patch
+def to_json(self:Hierarchy, f=None, **kwargs):
+    "Write the tree to the JSON file `f`, or return it as text; `kwargs` are further entries for the file"
+    d = dict(format=_format, name=self.name, **kwargs, tree=self.nested(), titles=self.titles, weights=[*self.weights.items()])
+    return _write(json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False) + '\n', f)
+
+# %% ../nbs/00_hierarchy.ipynb #ceba71b6
+@patch
+def to_csv(self:CostMatrix, f=None):
+    "Write the costs to the CSV file `f`, or return them as text"
+    return _write(_csv_text([['predicted', *self.leaves], *([n, *map(repr, r)] for n, r in zip(self.leaves, self.D.tolist()))]), f)
+
+# %% ../nbs/00_hierarchy.ipynb #1f63654e
+def _cost(x, column, where):
+    try: return float(x)
+    except ValueError: _fail(f'{x!r} is no cost, in the column {column!r}', where)
+
+@patch(cls_method=True)
+def from_csv(cls:CostMatrix, f, warn=True):
+    "Costs from the CSV file `f`: rows are predicted classes, columns true ones"
+    head, rows, top = _read_csv(f)
+    side = [r[head[0]] for _, r in rows]
+    if side != head[1:]: _fail(f'rows and columns are not the same classes in the same order: {_and(side)}; {_and(head[1:])}', top)
+    return cls([[_cost(r[n], n, w) for n in side] for w, r in rows], side, warn)
+
+# %% ../nbs/00_hierarchy.ipynb #5605170b
 @functools.lru_cache
 def _named(name):
     trees = resources.files('hierproto')/'trees'
-    known = sorted(o.name[:-5] for o in trees.iterdir() if o.name.endswith('.json'))
+    known = sorted(o.name.removesuffix('.json') for o in trees.iterdir() if o.name.endswith('.json'))
     if name not in known: _fail(f'no hierarchy is called {name!r}; there are {_and(known)}')
     return Hierarchy.from_json(trees/f'{name}.json')
 
 @patch(cls_method=True)
-def named(cls:Hierarchy, name): "One of the trees that come with the library"; return _named(name)
+def named(cls:Hierarchy, name): "The tree called `name` that comes with the library"; return _named(name)
 
+# %% ../nbs/00_hierarchy.ipynb #0c00b70f
 def named_costs(name):
-    "Costs by name: `digits_chain` is |i - j|, any other name is that of a hierarchy"
-    if name != 'digits_chain': return CostMatrix(Hierarchy.named(name).costs(), Hierarchy.named(name).leaves)
+    "Costs by name: `digits_chain` is |i - j|, any other name is that of a tree"
+    if name != 'digits_chain': return CostMatrix(Hierarchy.named(name).costs(), Hierarchy.named(name).leaves, warn=False)
     i = torch.arange(10.)
     return CostMatrix((i[:,None] - i).abs())
+
+# %% ../nbs/00_hierarchy.ipynb #576ae065
+@patch
+def _under(self:Hierarchy, x):
+    "Sum of `x`, a number for each node, over each node and all below it"
+    x = x.clone()
+    for l in range(self.depth, 0, -1): x.index_add_(0, self.parent[self.levels == l], x[self.levels == l])
+    return x
+
+# %% ../nbs/00_hierarchy.ipynb #db12be64
+@patch
+def mean_cost(self:Hierarchy,
+    hidden=False,  # over all nodes instead of the leaves
+    diagonal=False # count the zeros on the diagonal too
+):
+    "Mean of the cost matrix, without the matrix"
+    n = self.n_nodes if hidden else len(self)
+    m = self._under((torch.arange(self.n_nodes) < n).double())
+    total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
+    return total / max(1, n*n if diagonal else n*(n-1))
+
+# %% ../nbs/00_hierarchy.ipynb #6a621ede
+_published = { # table 1 of the paper; 14 siblings from its section on the scale-free distortion
+    'nyudv2': [3, 57, 40, 5.0, np.nan, np.nan, 4.3, 4.3], 'cifar100': [5, 134, 100, 3.8, np.nan, np.nan, 7.0, 7.0],
+    'inat19': [7, 1189, 1010, 6.6, 14, 14, 11.0, 11.0], 's2agri': [4, 83, 45, 5.8, np.nan, np.nan, 6.5, 6.5]}
+_columns = ['depth', 'nodes without root', 'leaves', 'branching factor', 'leaves per lowest group', 'siblings per leaf', 'mean D, leaf pairs', 'mean D, all nodes']
+
+@patch
+def summary(self:Hierarchy):
+    "The tree's row of the paper's table, beside the published one where there is one"
+    up = torch.bincount(self.parent[:len(self)], minlength=self.n_nodes)
+    row = [self.depth, self.n_nodes-1, len(self), (self.n_nodes-1)/(self.n_nodes-len(self)), len(self)/(up > 0).sum().item(),
+           (up[self.parent[:len(self)]]-1).double().mean().item(), self.mean_cost(), self.mean_cost(hidden=True, diagonal=True)]
+    rows = {self.name or 'this tree': row, **({f'{self.name}, published': _published[self.name]} if self.name in _published else {})}
+    return pd.DataFrame.from_dict(rows, orient='index', columns=_columns).astype({c: int for c in _columns[:3]}).round(2)
+
+# %% ../nbs/00_hierarchy.ipynb #ced5d1c4
+def _linkage(X, names, method, metric):
+    "scipy's table of joins for the vectors `X` of the classes `names`, checked"
+    X = np.asarray(X, dtype=float)
+    if X.ndim != 2 or len(X) != len(names) or len(X) < 2: _fail(f'{len(names)} names for vectors of shape {X.shape}: there is one row a class, and two at least')
+    bad = [n for n, x in zip(names, X) if not np.isfinite(x).all()]
+    if bad: _fail(f'the vectors of these classes are not finite: {_and(bad)}')
+    Z = clustering.linkage(X, method, metric)
+    if not (Z[:,2] > 0).all(): _fail(f'there is no distance between the vectors of {_and(names[i] for i in Z[0,:2].astype(int))}')
+    if not clustering.is_monotonic(Z): _fail(f'{method!r} joins clusters at decreasing distances, which makes no tree: try average, complete or ward')
+    return Z
+
+def _cluster_name(names, first, n): return f'{names[first]} +{n-1}' if n > 1 else names[first]
+
+# %% ../nbs/00_hierarchy.ipynb #d6bc5d82
+def _dendrogram(Z, names):
+    "Rows of node, parent, weight and place for the joins `Z`, and the nodes' names"
+    K = len(names)
+    at, up, top, first = np.r_[np.zeros(K), Z[:,2]/2], {}, {}, [*range(K)]
+    for t, (a, b) in enumerate(Z[:,:2].astype(int)): up[a] = up[b] = K+t; first.append(min(first[a], first[b]))
+    for i in reversed(range(2*K-1)): top[i] = top[up[i]] if i in up and at[up[i]] <= at[i] else i
+    labels = [_cluster_name(names, f, n) for f, n in zip(first, [1]*K + Z[:,3].astype(int).tolist())]
+    return [(i, top[up[i]], at[up[i]]-at[i], repr(labels[i])) for i in range(2*K-2) if top[i] == i], labels
+
+def _cut(Z, n, names):
+    "For each class the name of its cluster when the joins `Z` stop at `n` clusters"
+    _, first, at, size = np.unique(clustering.fcluster(Z, n, 'maxclust'), return_index=True, return_inverse=True, return_counts=True)
+    return [_cluster_name(names, first[a], size[a]) for a in at]
+
+# %% ../nbs/00_hierarchy.ipynb #b2d26d87
+@patch(cls_method=True)
+def from_vectors(cls:Hierarchy,
+    X,                  # one row a class
+    names,              # the classes
+    widths=None,        # about how many groups on each level, coarsest first; None keeps every join, with its distance
+    method='average',   # scipy's name for the distance between clusters
+    metric='euclidean', # scipy's name for the distance between vectors
+    name=None,          # what to call the tree
+):
+    "A hierarchy by agglomerative clustering of the vectors `X` of the classes `names`"
+    names = _unique(names)
+    Z = _linkage(X, names, method, metric)
+    if widths is not None: return cls([*zip(*(_cut(Z, n, names) for n in sorted(widths)), names)], name=name)
+    rows, labels = _dendrogram(Z, names)
+    return cls._from_edges(rows, label=labels.__getitem__, name=name)
+
+# %% ../nbs/00_hierarchy.ipynb #0c6b26be
+@patch
+def collapse(self:Hierarchy):
+    "The tree without groups that have a single child or are the root's only one; the edges that remain keep their weights"
+    kids = torch.bincount(self.parent[:-1], minlength=self.n_nodes)
+    kept = {p for p, i in self._index.items() if i < len(self) or (p and kids[i] > 1)}
+    if kids[-1] == 1: kept -= {min(kept, key=len)} if len(self) > 1 else set() # what is alone below the root is the root
+    new = {p: tuple(n for j, n in enumerate(p) if p[:j+1] in kept) for p in kept}
+    return Hierarchy([new[p] for p in self.nodes[:len(self)]], {new[p]: w for p, w in self.weights.items() if p in kept}, self.titles, self.name)
+
+# %% ../nbs/00_hierarchy.ipynb #234ed480
+def _wordnet():
+    "nltk's WordNet reader"
+    try:
+        from nltk.corpus import wordnet
+        wordnet.ensure_loaded()
+    except ImportError: _fail("WordNet is read by nltk, which is not installed: pip install 'hierproto[wordnet]'")
+    except LookupError: _fail('nltk is here but its WordNet corpus is not: python -m nltk.downloader wordnet')
+    return wordnet
+
+# %% ../nbs/00_hierarchy.ipynb #b0a81b2a
+def _sense(wn, name, senses):
+    "The synset meant by the class `name`, or None"
+    if name in senses: return wn.synset(senses[name])
+    return next(iter(wn.synsets(name.replace(' ', '_'), pos='n')), None)
+
+def _kinds(s):
+    "Names of the synset `s` and of all that it is a kind of, the most general first"
+    way = [s]
+    while above := way[-1].hypernyms() or way[-1].instance_hypernyms(): way.append(above[0])
+    return [o.name() for o in reversed(way)]
+
+def _ways_of(names, wn, senses):
+    "For each of `names` its kinds from the most general down, its own synset only if another class needs it too"
+    found = {n: _sense(wn, n, senses) for n in names}
+    unknown = [n for n in names if found[n] is None]
+    if unknown: _fail(f'WordNet has no noun for {_and(unknown)}: say what is meant with `senses`')
+    ways = [_kinds(found[n]) for n in names]
+    used = Counter(k for w in ways for k in w)
+    return [w if used[w[-1]] > 1 else w[:-1] for w in ways]
+
+# %% ../nbs/00_hierarchy.ipynb #20403463
+@patch(cls_method=True)
+def from_wordnet(cls:Hierarchy,
+    names,          # the classes, as nouns
+    senses=None,    # which sense is meant, where not the first: a dict such as {'crane': 'crane.n.05'}
+    collapse=True,  # leave out groups with a single child
+    wn=None,        # a WordNet reader; None takes nltk's
+    name=None,      # what to call the tree
+):
+    "A hierarchy over `names` by what WordNet says they are kinds of"
+    names = _unique(names)
+    h = cls([(*way, n) for n, way in zip(names, _ways_of(names, wn or _wordnet(), senses or {}))], name=name)
+    return h.collapse() if collapse else h
+
+# %% ../nbs/00_hierarchy.ipynb #669df43e
+@patch
+def _arcs(self:Hierarchy):
+    "For each node below the root: number, middle and half of its angle in degrees, inner and outer ring, and colour"
+    first, size = self._runs()
+    middle, half = (first + size/2) * 360/len(self), size * 180/len(self)
+    for i in range(self.n_nodes-1):
+        l, leaf, up = int(self.levels[i]), i < len(self), int(self.parent[i])
+        light = .6 + .22*l/self.depth + .05*(leaf and len(self) > 200 and int(first[i]) % 2)
+        hue = middle[up if leaf and l > 1 else i].item() / 360
+        yield i, 90 - middle[i].item(), half[i].item(), l-.4, (self.depth if leaf else l)+.6, colorsys.hls_to_rgb(hue, light, .6)
+
+# %% ../nbs/00_hierarchy.ipynb #e34aa46e
+def _fit(text, arc, ring, sizes=(9, 8, 7, 6)):
+    "Font size and lines with which `text` fits a field of length `arc` and width `ring`, and whether it runs along the arc"
+    for s in sizes:
+        for lines in dict.fromkeys([text, *(textwrap.fill(text, n, break_long_words=False) for n in (20, 16, 12, 7))]):
+            rows = lines.split('\n')
+            long, high = .58*s*max(map(len, rows)) + 2, 1.25*s*len(rows)
+            if long <= .9*arc and high <= .9*ring: return s, lines, True
+            if long <= .9*ring and high <= .9*arc: return s, lines, False
+
+# %% ../nbs/00_hierarchy.ipynb #4a95613d
+def _text(ax, text, size, angle, radius, along=False, rim=None):
+    "Write `text` at an angle and radius, never upside down; a text on the `rim` begins there"
+    flip = 180 < angle % 360 < 360 if along else 90 < angle % 360 < 270
+    turn = 0 if rim == 'level' else (angle - 90 if along else angle) + 180*flip
+    x, y = radius*np.cos(np.radians(angle)), radius*np.sin(np.radians(angle))
+    ha = 'center' if not rim or (rim == 'level' and abs(x) < radius/4) else 'right' if flip else 'left'
+    ax.text(x, y, text, size=size, ha=ha, va='center', rotation=turn, rotation_mode='anchor', linespacing=1)
+
+def _square(ax, K):
+    "An axis for `K` classes that fills its figure if `ax` is None, and half its width in points"
+    side = 4 if K <= 20 else 7.5 if K <= 200 else 9
+    if ax is None: ax = plt.figure(figsize=(side, side)).add_axes([0, 0, 1, 1])
+    R = 36 * (ax.get_position().size * ax.figure.get_size_inches()).min()
+    ax.set(xlim=(-R, R), ylim=(-R, R), aspect='equal'); ax.axis('off')
+    return ax, R
+
+# %% ../nbs/00_hierarchy.ipynb #c885b0b9
+@patch
+def _name_group(self:Hierarchy, ax, i, angle, radius, half, ring):
+    "Write the name of group `i` into its arc, unless the arc inside has the same name or there is no room"
+    name, fit = self.nodes[i][-1], _fit(self.nodes[i][-1].replace('_', ' '), np.radians(2*half)*radius, ring)
+    if fit and name not in self.nodes[i][-2:-1]: _text(ax, fit[1], fit[0], angle, radius, along=fit[2])
+
+# %% ../nbs/00_hierarchy.ipynb #bceed072
+@patch
+def plot_sunburst(self:Hierarchy,
+    ax=None,      # where to draw; None makes a figure that suits the number of classes
+    titles=False, # write the classes' titles instead of their names
+):
+    "The tree as rings, the first level inside and the classes outside"
+    K, names = len(self), self.titles if titles and self.titles else [p[-1] for p in self.nodes[:len(self)]]
+    ax, R = _square(ax, K)
+    s = min(9., 2*np.pi*(R-60)/K/1.15)
+    rim = .58*s*max(map(len, names)) + 6 if s >= 5 else 2
+    ring = (R-rim) / (self.depth + .6)
+    for i, angle, half, a, b, colour in self._arcs():
+        ax.add_patch(Wedge((0, 0), ring*b, angle-half, angle+half, width=ring*(b-a), fc=colour, ec='white', lw=i >= K or K <= 200))
+        if i >= K: self._name_group(ax, i, angle, ring*(b-.5), half, ring)
+        elif s >= 5: _text(ax, names[i], s, angle, ring*b+4, rim='level' if K <= 20 else 'ray')
+    return ax
+
+# %% ../nbs/00_hierarchy.ipynb #c6d6834c
+def _plot_matrix(ax, D):
+    "Draw `D`; return the axis and its height in points"
+    side = 4 if len(D) <= 20 else 6.5
+    if ax is None: ax = plt.subplots(figsize=(side*1.15, side), layout='constrained')[1]
+    ax.figure.colorbar(ax.imshow(D.cpu(), cmap='YlOrRd', vmin=0), ax=ax, shrink=.7, label='cost')
+    ax.set(xlabel='true', ylabel='predicted')
+    return ax, 50 * ax.figure.get_size_inches()[1] * ax.get_position().height
+
+def _ticks(ax, at, names, size=8):
+    short = [n if len(n) <= 24 else n[:23] + '…' for n in names]
+    for axis, turn in (ax.xaxis, 90), (ax.yaxis, 0): axis.set_ticks(at, short, rotation=turn, size=size); axis.set_tick_params(length=0)
+
+# %% ../nbs/00_hierarchy.ipynb #0bf23341
+@patch
+def plot_costs(self:CostMatrix, ax=None):
+    "The cost matrix, with as many class names as there is room for"
+    ax, points = _plot_matrix(ax, self.D)
+    step = int(np.ceil(9*len(self)/points))
+    _ticks(ax, range(0, len(self), step), self.leaves[::step])
+    return ax
+
+# %% ../nbs/00_hierarchy.ipynb #72b9a43e
+@patch
+def plot_costs(self:Hierarchy,
+    ax=None,    # where to draw
+    level=None, # level of the groups that are named; None takes the deepest that has at most 40
+):
+    "The cost matrix with the classes in the order of the tree"
+    order, (first, size) = self.order, self._runs()
+    ax, points = _plot_matrix(ax, self.costs()[order][:,order])
+    if level is None: level = max(l for l in range(1, self.depth+1) if l == 1 or len(self.ancestors(l).unique()) <= 40)
+    named = [i for i in self.ancestors(level).unique().tolist() if size[i]/len(self)*points >= 8]
+    _ticks(ax, [(first[i] + size[i]/2 - .5).item() for i in named], [self.nodes[i][-1] for i in named])
+    for x in {first[i].item() for i in self.ancestors(1).tolist()} - {0}:
+        ax.axhline(x-.5, color='k', lw=.7); ax.axvline(x-.5, color='k', lw=.7)
+    return ax
