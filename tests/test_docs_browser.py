@@ -1,11 +1,12 @@
 """The docs site as tools/docs.py builds it without Quarto, opened page by page in a headless Chromium.
 
 With DOCS_SHOTS=folder in the environment each page is also pictured there, narrow and wide."""
-import functools, http.server, os, re, shutil, subprocess, sys, threading
+import ast, functools, http.server, os, re, shutil, subprocess, sys, threading
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
 
 import nbformat, pytest
+from nbdev.doclinks import _nbpath2html
 
 pytest.importorskip('myst_nb', reason="the docs extra is not installed: pip install -e '.[docs]'")
 root = Path(__file__).parents[1]
@@ -13,7 +14,7 @@ sys.path.insert(0, str(root/'tools'))
 import docs
 
 names = docs.notebooks()
-page_of = {n: docs._nbpath2html(Path(n)).name for n in names}
+page_of = {n: _nbpath2html(Path(n)).name for n in names}
 chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 in_browser = pytest.mark.skipif(not chromium, reason='Chromium is not installed')
 flags = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'
@@ -24,7 +25,7 @@ def markdown(name): return '\n\n'.join(c.source for c in nbformat.read(root/'nbs
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
     out = tmp_path_factory.mktemp('docs')/'site'
-    run = subprocess.run([sys.executable, root/'tools/docs.py', '--sphinx', '--out', out], cwd=root, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, root/'tools/docs.py', '--out', out], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-5000:]
     return out
 
@@ -132,3 +133,15 @@ def test_sidebar(site):
     groups = {k: v for k, v in docs.sidebar().items() if v}
     assert re.findall(r'class="caption"[^>]*><span class="caption-text">(.*?)</span>', tree) == list(groups)
     assert re.findall(r'class="reference internal" href="(.*?)"', tree) == [page_of[n] for g in groups.values() for n in g]
+
+def test_api(site):
+    "Each exported function and class stands on its page under a heading of its own, with its signature"
+    from hierproto._modidx import d
+    for mod, syms in d['syms'].items():
+        body = ast.parse((root/f"{mod.replace('.', '/')}.py").read_text(encoding='utf-8')).body
+        exported = next((ast.literal_eval(n.value) for n in body if isinstance(n, ast.Assign) and n.targets[0].id == '__all__'), [])
+        for name in exported:
+            if f'{mod}.{name}' not in syms: continue
+            page = syms[f'{mod}.{name}'][0].partition('#')[0]
+            html = (site/page).read_text(encoding='utf-8')
+            assert re.search(rf'<h[1-6]>{name}<.*?<span class="k">def</span> *(<span class="w"> </span>)?<span class="nf">{name}</span>', html, re.S), f'{name} is not on {page}'

@@ -1,21 +1,22 @@
 """The docs site in _docs/: by `nbdev_docs` where Quarto is on the path, else the same processed notebooks rendered by Sphinx.
 
 Titles, groups and order come from _quarto.yml for both; page names and anchors are those of Quarto, so that links hold in both."""
-import argparse, os, re, shutil, subprocess, sys, tempfile
+import argparse, hashlib, io, os, re, shutil, subprocess, sys, tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
 import nbformat, yaml
+from fastcore.parallel import parallel
+from nbdev import serve_drv
 from nbdev.config import get_config
-from nbdev.doclinks import _nbpath2html, nbglob
-from nbdev.serve import proc_nbs
+from nbdev.processors import FilterDefaults
 
 import readme
-from readme import is_relative, relink, root, tag_options
+from readme import relink, root, tag_options
 
 site = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['website']
 
-def notebooks(): return sorted(p.name for p in nbglob(root/'nbs', as_path=True))
+def notebooks(): return sorted(p.name for p in (root/'nbs').glob('[!._]*.ipynb'))
 
 def sidebar(names=None):
     "The sidebar of _quarto.yml over notebook `names`: a dict from each section's title to its notebooks in order"
@@ -72,6 +73,12 @@ def local_link(target, pages):
     found = [o for o in ((f'{a}-1', a) if ids[:1] == [a] else (a, a.rpartition('.')[0])) if o in ids]
     return f'{page}.html' + (f'#{found[0]}' if a and found else '')
 
+def process(proc):
+    "Write the notebooks to `proc` as `nbdev_docs` prepares them for Quarto; of their code only imports and exported cells are run"
+    # nbdev warns of each cell that imports and does more, also of harmless set-up; tests/test_docs.py looks for the harmful ones
+    os.environ['PYTHONWARNINGS'] = 'ignore'
+    parallel(serve_drv.main, [(root/'nbs'/n, proc/n, FilterDefaults) for n in notebooks()], n_workers=os.cpu_count(), method='spawn')
+
 def sphinx_source(proc, src):
     "Write what Sphinx reads to `src`, from the notebooks that nbdev processed in `proc`; returns a dict from page to notebook"
     nbs = {n: nbformat.read(proc/n, 4) for n in notebooks()}
@@ -83,28 +90,23 @@ def sphinx_source(proc, src):
         for c in nb.cells:
             if c.cell_type == 'markdown': c.source = relink(c.source, lambda t: local_link(t, pages))
         nbformat.write(nb, src/f'{pages[n][0]}.ipynb')
-    for p in proc.rglob('*'):
-        if p.suffix in ('.png', '.jpg', '.jpeg', '.svg', '.gif'):
-            (src/p.relative_to(proc)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(p, src/p.relative_to(proc))
+    if (root/'nbs/images').exists(): shutil.copytree(root/'nbs/images', src/'images')
     return {page: n for n, (page, _) in pages.items()}
 
-# No request for an icon that is not there; on wide screens, room for the longer lines of code
-head = '<link rel="icon" href="data:,"><style>@media (min-width: 98em) { .content { width: 60em } }</style>'
+# No request for an icon that is not there; wide tables scroll in their own box; on wide screens, room for the longer lines of code
+head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html { overflow-x: auto } '
+        '@media (min-width: 98em) { .content { width: 60em } }</style>')
 
-def plain_maths(app, doctree):
-    r"Keep Sphinx from wrapping equations of several lines in an environment that forbids \tag"
+def on_doctree(app, doctree):
+    r"Keep Sphinx from wrapping equations of several lines in an environment that forbids \tag; let headings be found by their anchors"
     for node in doctree.findall(lambda n: n.tagname == 'math_block'): node['classes'].append('amsmath')
+    for node in doctree.findall(lambda n: n.tagname == 'section'):
+        if (slug := node.get('slug')) and slug not in node['ids']: node['ids'].append(slug)
 
 def sphinx_docs(out):
-    "Render the processed notebooks to `out` with Sphinx, myst-nb and furo; returns the number of warnings"
+    "Render the processed notebooks to `out` with Sphinx, myst-nb and furo; returns its warnings"
     from sphinx.application import Sphinx
-    cfg, repo = get_config(), site['repo-url']
-    for p in (root/'_proc').glob('*.ipynb'):
-        if p.name not in notebooks(): p.unlink()
-    # nbdev warns of each cell that imports and does more, also of harmless set-up; tests/test_docs.py looks for the harmful ones
-    os.environ['PYTHONWARNINGS'] = 'ignore'
-    proc = proc_nbs(root/'nbs')
+    cfg, repo, warnings = get_config(), site['repo-url'], io.StringIO()
     conf = dict(
         project=site['title'], author=cfg.author, copyright=cfg.copyright, version=cfg.version, release=cfg.version,
         html_title=site['title'], html_theme='furo', html_baseurl=site['site-url'] + '/', html_copy_source=False, html_show_sphinx=False,
@@ -114,12 +116,12 @@ def sphinx_docs(out):
         myst_all_links_external=True, myst_heading_anchors=6, myst_heading_slug_func='docs.anchor',
         suppress_warnings=['myst.header', 'misc.highlighting_failure'])
     with tempfile.TemporaryDirectory() as tmp:
-        src = Path(tmp)/'src'
-        src.mkdir()
+        proc, src = Path(tmp)/'proc', Path(tmp)/'src'
+        for d in (proc, src): d.mkdir()
+        process(proc)
         page2nb = sphinx_source(proc, src)
-        shutil.rmtree(out, ignore_errors=True)
-        app = Sphinx(src, None, out, Path(tmp)/'doctrees', 'html', conf, status=None, warning=sys.stderr, freshenv=True)
-        app.connect('doctree-read', plain_maths)
+        app = Sphinx(src, None, out, Path(tmp)/'doctrees', 'html', conf, status=None, warning=warnings)
+        app.connect('doctree-read', on_doctree)
         def page_context(app, page, template, context, doctree):
             context['metatags'] = context.get('metatags', '') + head
             for action in ('view', 'edit') if page in page2nb else ():
@@ -127,18 +129,37 @@ def sphinx_docs(out):
                                                                    site['repo-subdir'], page2nb[page]])
         app.connect('html-page-context', page_context)
         app.build()
-    return app._warncount
+    return warnings.getvalue()
+
+def fingerprint():
+    "What the site depends on, in short"
+    files = [root/'_quarto.yml', root/'settings.ini', *(p for d in ('nbs', 'hierproto', 'tools') for p in sorted((root/d).rglob('*'))
+                                                        if p.suffix in ('.ipynb', '.py', '.png', '.svg', '.jpg'))]
+    return hashlib.sha256(b''.join(str(p.relative_to(root)).encode() + p.read_bytes() for p in files)).hexdigest()
+
+def build(out, quarto):
+    "The site in `out`, made anew: by Quarto, which writes to _docs only, or by Sphinx"
+    if quarto:
+        # nbdev keeps what it processed here, also of notebooks that were since renamed
+        shutil.rmtree('_proc', ignore_errors=True)
+        subprocess.run([Path(sys.executable).with_name('nbdev_docs')], check=True)
+    elif warnings := sphinx_docs(out): sys.exit(f'{warnings}\nThe site in {out} was built with these warnings.')
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--sphinx', action='store_true', help='render with Sphinx even where Quarto is on the path')
-    parser.add_argument('--out', type=Path, help='where Sphinx writes the site (without it _docs, and README.md is made too)')
+    parser.add_argument('--out', type=Path, help='a new folder for the site, with Sphinx; without it _docs, and README.md is made too')
     args = parser.parse_args()
-    if not args.out: readme.write(readme.convert())
-    if shutil.which('quarto') and not args.sphinx: sys.exit(subprocess.run(['nbdev_docs'], cwd=root).returncode)
-    out = args.out or root/'_docs'
-    warnings = sphinx_docs(out)
-    print(f'{out}/index.html: {len(notebooks())} pages, {warnings} warnings')
-    sys.exit(bool(warnings))
+    out = (args.out or root/'_docs').absolute()
+    if args.out and out.exists(): sys.exit(f'{out} exists: give the name of a new folder')
+    os.chdir(root)
+    stamp, now = out/'.made-from', fingerprint()
+    if not args.out:
+        readme.write(readme.convert())
+        if stamp.exists() and stamp.read_text() == now: return print(f'{out}/index.html is up to date')
+        shutil.rmtree(out, ignore_errors=True)
+    build(out, quarto=shutil.which('quarto') and not (args.sphinx or args.out))
+    if not args.out: stamp.write_text(now)
+    print(f'{out}/index.html: {len(notebooks())} pages')
 
 if __name__ == '__main__': main()
