@@ -4,6 +4,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import nbformat, pytest, yaml
+from nbdev.doclinks import NbdevLookup
 
 root = Path(__file__).parents[1]
 sys.path.insert(0, str(root/'tools'))
@@ -64,3 +65,10 @@ def test_imports_stand_alone(name):
         imports = any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.walk(tree))
         alone = all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in tree.body)
         assert alone or not imports, f'give the imports a cell of their own:\n{c.source}'
+
+@pytest.mark.parametrize('name', names)
+def test_no_link_inside_a_link(name):
+    "nbdev makes a link of each exported name in backticks: as the whole text of a link it would become a link in a link, which no renderer shows"
+    md = '\n'.join(c.source for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'markdown')
+    nested = [t for t in re.findall(r'\[([^\[\]]*`[^\[\]]*)\]\(', md) if any(NbdevLookup().doc(n) for n in re.findall(r'`([^`\s]+?)(?:\(\))?`', t))]
+    assert not nested, f'name it without a link, or give the link other words: {nested}'

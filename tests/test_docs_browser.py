@@ -85,7 +85,7 @@ def test_page(name, page, url):
     assert seen['errors'] == 0 and seen['shown'] == seen['wanted']
     assert seen['display'] >= len(re.findall(r'\$\$.+?\$\$', md, re.S))
     assert sorted(seen['tags']) == sorted(re.findall(r'\\tag\{(.+?)\}', md))
-    assert not (raw := re.findall(r'\\[a-zA-Z]{2,}.*|\$\$.*|\$[^$\n]*[\\^_{][^$\n]*\$', page.evaluate(prose))), raw
+    assert not (raw := re.findall(r'\\[a-zA-Z]{2,}.*|\]\(.*|\$\$.*|\$[^$\n]*[\\^_{][^$\n]*\$', page.evaluate(prose))), raw
     for w in widths:
         page.set_viewport_size(dict(width=w, height=900))
         assert page.evaluate(overflow) == [], f'wider than a screen of {w} pixels'

@@ -95,7 +95,7 @@ def sphinx_source(proc, src):
 
 # No request for an icon that is not there; wide tables scroll in their own box; on wide screens, room for the longer lines of code
 head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html { overflow-x: auto } '
-        '@media (min-width: 98em) { .content { width: 60em } }</style>')
+        '@media (min-width: 110em) { .main > .content { width: 60em } }</style>')
 
 def on_doctree(app, doctree):
     r"Keep Sphinx from wrapping equations of several lines in an environment that forbids \tag; let headings be found by their anchors"
