@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HierarchyError', 'Hierarchy', 'CostMatrix', 'as_costs', 'as_tree', 'named_costs']
 
-# %% ../nbs/00_hierarchy.ipynb #4f19183f
+# %% ../nbs/00_hierarchy.ipynb #51612cd5
 import bisect, colorsys, csv, difflib, functools, hashlib, io, json, re, textwrap, warnings
 from collections import Counter
 from importlib import resources
@@ -15,14 +15,14 @@ from fastcore.basics import patch
 from matplotlib.patches import Wedge
 from scipy.cluster import hierarchy as clustering
 
-# %% ../nbs/00_hierarchy.ipynb #fbf51262
+# %% ../nbs/00_hierarchy.ipynb #69f43f52
 class HierarchyError(ValueError):
     "A tree, a cost matrix or a list of labels that cannot be used, and why"
 
-# %% ../nbs/00_hierarchy.ipynb #dbd5f734
+# %% ../nbs/00_hierarchy.ipynb #ead66cd5
 def _fail(msg, where=None): raise HierarchyError(f'{where}: {msg}' if where else msg)
 
-# %% ../nbs/00_hierarchy.ipynb #076ba49d
+# %% ../nbs/00_hierarchy.ipynb #0feb9f34
 def _name(x, where=None):
     s = ' '.join(str(x).split())
     if not s: _fail('a name is empty', where)
@@ -33,23 +33,38 @@ def _and(names, most=8):
     names = [repr(n) for n in names]
     return ', '.join(names[:most]) + (f' and {len(names)-most} more' if len(names) > most else '')
 
-# %% ../nbs/00_hierarchy.ipynb #c97aae4a
-def _check_paths(paths, places=None):
-    "Tidy `paths`, or say what is wrong with the one found at which of `places`"
+# %% ../nbs/00_hierarchy.ipynb #a8b97b21
+def _grow(paths):
+    "The way down each of `paths` in node numbers, and parent and name of every node but the root"
+    met, ways = {}, []
+    for p in paths:
+        way = [0]
+        for n in p: way.append(met.setdefault((way[-1], n), len(met)+1))
+        ways.append(way)
+    return ways, list(met)
+
+# %% ../nbs/00_hierarchy.ipynb #f0522c91
+def _check_ways(paths, ways, places):
+    "Refuse two of `ways` that end at one node, or one that ends where another goes on"
+    end = {}
+    for p, way, w in zip(paths, ways, places):
+        if len(way) == 1: _fail('a class with an empty path', w)
+        if way[-1] in end: _fail(f"the class {'/'.join(p)!r} stands twice (first: {end[way[-1]]})", w)
+        end[way[-1]] = w
+    for p, way, w in zip(paths, ways, places):
+        k = next((k for k in range(1, len(p)) if way[k] in end), None)
+        if k: _fail(f"{'/'.join(p[:k])!r} is a class ({end[way[k]]}) and also a group that holds {p[-1]!r}", w)
+
+def _plant(paths, places=None):
+    "Tidy `paths` and grow a tree from them, or say what is wrong with the one found at which of `places`"
+    if not paths: _fail('no classes: a hierarchy needs at least one leaf')
     places = places or [f'path {i+1}' for i in range(len(paths))]
     paths = [tuple(_name(x, w) for x in p) for p, w in zip(paths, places)]
-    if not paths: _fail('no classes: a hierarchy needs at least one leaf')
-    seen = {}
-    for p, w in zip(paths, places):
-        if not p: _fail('a class with an empty path', w)
-        if p in seen: _fail(f"the class {'/'.join(p)!r} stands twice (first: {seen[p]})", w)
-        seen[p] = w
-    for p, w in zip(paths, places):
-        group = next((p[:k] for k in range(1, len(p)) if p[:k] in seen), None)
-        if group: _fail(f"{'/'.join(group)!r} is a class ({seen[group]}) and also a group that holds {p[-1]!r}", w)
-    return paths
+    ways, edges = _grow(paths)
+    _check_ways(paths, ways, places)
+    return paths, ways, edges
 
-# %% ../nbs/00_hierarchy.ipynb #7d03beb8
+# %% ../nbs/00_hierarchy.ipynb #a2804f2a
 def _leaf_names(paths):
     names = [p[-1] for p in paths]
     for _ in range(2): # the second round is for a name that looks like another's path
@@ -59,15 +74,16 @@ def _leaf_names(paths):
     if twice: _fail(f'two classes cannot be told apart by name: {_and(twice)}')
     return names
 
-# %% ../nbs/00_hierarchy.ipynb #ea44b816
-def _preorder(nodes, n_leaves):
-    "Node numbers in preorder, siblings in the order of their first class"
-    first = {}
-    for k, p in enumerate(nodes[:n_leaves]):
-        for j in range(1, len(p)+1): first.setdefault(p[:j], k)
-    return sorted(range(len(nodes)), key=lambda i: [first[nodes[i][:j]] for j in range(1, len(nodes[i])+1)])
+# %% ../nbs/00_hierarchy.ipynb #eacb45d9
+def _preorder(edges):
+    "The nodes of `edges` in preorder, siblings in the order in which they were met"
+    below = [[] for _ in range(len(edges)+1)]
+    for i, (p, _) in enumerate(edges): below[p].append(i+1)
+    todo, out = [0], []
+    while todo: out.append(todo.pop()); todo += reversed(below[out[-1]])
+    return out
 
-# %% ../nbs/00_hierarchy.ipynb #74fb3e41
+# %% ../nbs/00_hierarchy.ipynb #55e110c4
 def _weight(x, where=None):
     try: w = float(x)
     except (TypeError, ValueError): _fail(f'the weight {x!r} is not a number', where)
@@ -83,7 +99,7 @@ def _edge_weights(weights, index):
         w[index[p]] = _weight(x, f"the edge above {'/'.join(p)!r}")
     return w
 
-# %% ../nbs/00_hierarchy.ipynb #0b8d539a
+# %% ../nbs/00_hierarchy.ipynb #30af4844
 class Hierarchy:
     "Classes that are the leaves of a tree; a node is a path, leaves come first and the root last"
     def __init__(self,
@@ -93,25 +109,26 @@ class Hierarchy:
         name=None,     # what to call the tree
         places=None,   # where each path was found, for error messages
     ):
-        paths = _check_paths(list(paths), places)
+        paths, ways, edges = _plant(list(paths), places)
         if titles is not None and len(titles) != len(paths): _fail(f'{len(titles)} titles for {len(paths)} classes')
-        groups = dict.fromkeys(p[:k] for p in paths for k in range(len(p)))
-        nodes = paths + sorted(groups, key=len, reverse=True)
-        index = {p: i for i, p in enumerate(nodes)}
+        path, leaves = [()], [w[-1] for w in ways]
+        for p, n in edges: path.append((*path[p], n))
+        order = leaves + sorted({*range(len(path))} - {*leaves}, key=lambda i: (-len(path[i]), i))
+        nodes, new = [path[i] for i in order], np.argsort(order)
         self.__dict__.update(name=name, leaves=_leaf_names(paths), nodes=nodes, titles=titles and [_name(t) for t in titles],
-            parent=torch.tensor([index[p[:-1]] if p else -1 for p in nodes]), levels=torch.tensor([len(p) for p in nodes]),
-            _index=index, _w=_edge_weights(weights, index), _pre=np.array(_preorder(nodes, len(paths))))
+            levels=torch.tensor([len(p) for p in nodes]), parent=torch.tensor([new[edges[i-1][0]] if i else -1 for i in order]),
+            _ways=[new[w].tolist() for w in ways], _pre=new[_preorder(edges)], _w=_edge_weights(weights, {p: i for i, p in enumerate(nodes)}))
 
     def __setattr__(self, k, v): raise AttributeError(f'a Hierarchy does not change: {k!r} cannot be set')
     def __len__(self): return len(self.leaves)
 
-# %% ../nbs/00_hierarchy.ipynb #fe1516d7
+# %% ../nbs/00_hierarchy.ipynb #80e74049
 @patch(cls_method=True)
 def from_paths(cls:Hierarchy, paths, weights=None, titles=None, name=None):
     "A hierarchy from one path a class, e.g. `[('animal','cat'), ('stone',)]`"
     return cls([(p,) if isinstance(p, str) else p for p in paths], weights, titles, name)
 
-# %% ../nbs/00_hierarchy.ipynb #29caeab1
+# %% ../nbs/00_hierarchy.ipynb #3cc16190
 @patch(as_prop=True)
 def n_nodes(self:Hierarchy): "Number of nodes, the root included"; return len(self.nodes)
 
@@ -121,14 +138,14 @@ def depth(self:Hierarchy): "Edges from the root to the deepest leaf"; return int
 @patch(as_prop=True)
 def widths(self:Hierarchy): "Number of nodes at each level below the root"; return torch.bincount(self.levels)[1:].tolist()
 
-# %% ../nbs/00_hierarchy.ipynb #e845139f
+# %% ../nbs/00_hierarchy.ipynb #4321d905
 @patch(as_prop=True)
 def weight(self:Hierarchy): "Weight of the edge above each node, 0 for the root"; return torch.tensor(self._w, dtype=torch.float32)
 
 @patch(as_prop=True)
 def weights(self:Hierarchy): "The edge weights that are not 1, by path"; return {p: float(w) for p, w in zip(self.nodes[:-1], self._w) if w != 1}
 
-# %% ../nbs/00_hierarchy.ipynb #25300ba9
+# %% ../nbs/00_hierarchy.ipynb #32d572d4
 @patch
 def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; return (self.parent == int(i)).nonzero()[:,0].tolist()
 
@@ -136,14 +153,14 @@ def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; re
 def __repr__(self:Hierarchy):
     return f"Hierarchy{f' {self.name!r}' if self.name else ''}: {len(self)} leaves, {self.n_nodes} nodes, widths {'-'.join(map(str, self.widths))}"
 
-# %% ../nbs/00_hierarchy.ipynb #3602e3ba
+# %% ../nbs/00_hierarchy.ipynb #22d8339f
 @patch(as_prop=True)
 def fingerprint(self:Hierarchy):
     "Twelve hexadecimal digits that change with any name, edge, weight or the order of the classes"
     state = [self.nodes[:len(self)], sorted(self.weights.items())]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 
-# %% ../nbs/00_hierarchy.ipynb #950e5093
+# %% ../nbs/00_hierarchy.ipynb #d4a78169
 @patch
 def __eq__(self:Hierarchy, other): return isinstance(other, Hierarchy) and self.fingerprint == other.fingerprint
 
@@ -153,14 +170,13 @@ def __hash__(self:Hierarchy): return hash(self.fingerprint)
 @patch
 def __reduce__(self:Hierarchy): return Hierarchy, (self.nodes[:len(self)], self.weights, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #7c0b476f
+# %% ../nbs/00_hierarchy.ipynb #7b9e3d56
 @patch
 def paths(self:Hierarchy):
     "Node numbers on the way from the root to each class, one row a class, filled up with -1"
-    rows = [[self._index[p[:j]] for j in range(len(p)+1)] for p in self.nodes[:len(self)]]
-    return torch.tensor([r + [-1]*(self.depth+1-len(r)) for r in rows])
+    return torch.tensor([w + [-1]*(self.depth+1-len(w)) for w in self._ways])
 
-# %% ../nbs/00_hierarchy.ipynb #59423ac6
+# %% ../nbs/00_hierarchy.ipynb #e8b5d93b
 @patch
 def ancestors(self:Hierarchy, level):
     "Node number of each class's ancestor at `level`; a class that lies higher is its own"
@@ -168,7 +184,7 @@ def ancestors(self:Hierarchy, level):
     at = self.paths()[:,level]
     return torch.where(at >= 0, at, torch.arange(len(self)))
 
-# %% ../nbs/00_hierarchy.ipynb #6318003f
+# %% ../nbs/00_hierarchy.ipynb #8faa2571
 @patch
 def ancestry(self:Hierarchy):
     "Whether class k lies under node i, or is it: a boolean tensor over nodes and classes"
@@ -176,19 +192,19 @@ def ancestry(self:Hierarchy):
     A[self.paths().T, torch.arange(len(self))] = True # the filler -1 is the last row, the root, which holds every class anyway
     return A
 
-# %% ../nbs/00_hierarchy.ipynb #4654c6b4
+# %% ../nbs/00_hierarchy.ipynb #be97b581
 @patch(as_prop=True)
 def order(self:Hierarchy): "Class numbers in the order of the tree, siblings side by side"; return torch.from_numpy(self._pre[self._pre < len(self)])
 
-# %% ../nbs/00_hierarchy.ipynb #170f7294
+# %% ../nbs/00_hierarchy.ipynb #f02763cd
 @patch
 def _runs(self:Hierarchy):
     "Where each node's run of classes begins in `order`, and how long it is"
-    P, rank, first = self.paths(), torch.argsort(self.order), torch.full((self.n_nodes,), len(self))
-    for p in P.T: first.index_reduce_(0, p % self.n_nodes, rank, 'amin') # -1 stands for the root, as above
-    return first, self.ancestry().sum(1)
+    first = np.full(self.n_nodes, len(self))
+    np.minimum.at(first, self.paths().numpy(), torch.argsort(self.order).numpy()[:,None]) # the filler -1 is the root, as above
+    return torch.from_numpy(first), self.ancestry().sum(1)
 
-# %% ../nbs/00_hierarchy.ipynb #dff75082
+# %% ../nbs/00_hierarchy.ipynb #2843aa09
 def _shorten(text, width): return text if len(text) <= width else text[:width-1].rsplit(' ', 1)[0] + ' …'
 
 @patch
@@ -197,7 +213,7 @@ def _line(self:Hierarchy, i, size):
     own = [self.nodes[c][-1] for c in self.children(i) if c < len(self)]
     return '   '*len(self.nodes[i]) + f"{self.nodes[i][-1] if self.nodes[i] else self.name or 'root'} ({size})" + (': ' if own else '') + ', '.join(own)
 
-# %% ../nbs/00_hierarchy.ipynb #1a96854e
+# %% ../nbs/00_hierarchy.ipynb #922796a8
 @patch
 def tree(self:Hierarchy,
     level=None, # the deepest level shown; None shows as many as fit
@@ -209,7 +225,7 @@ def tree(self:Hierarchy,
     if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[groups] <= l).sum() <= lines)
     return '\n'.join(_shorten(self._line(i, size[i]), width) for i in groups if self.levels[i] <= level)
 
-# %% ../nbs/00_hierarchy.ipynb #93227908
+# %% ../nbs/00_hierarchy.ipynb #018c9ca2
 @patch
 def _heights(self:Hierarchy):
     "Length of the way from the root to each node"
@@ -217,14 +233,14 @@ def _heights(self:Hierarchy):
     for l in range(2, self.depth+1): W[levels == l] += W[parent[levels == l]]
     return W
 
-# %% ../nbs/00_hierarchy.ipynb #6969974b
+# %% ../nbs/00_hierarchy.ipynb #acff0cc8
 def _cost_rows(W, valley):
     "Rows of the cost matrix of nodes in preorder, from their heights `W` and the lowest parent between neighbours"
     for i in range(len(W)):
         left, right = np.minimum.accumulate(valley[:i][::-1])[::-1], np.minimum.accumulate(valley[i:])
         yield W[i] + W - 2*np.concatenate([left, W[i:i+1], right])
 
-# %% ../nbs/00_hierarchy.ipynb #4dc9982c
+# %% ../nbs/00_hierarchy.ipynb #d0c4ab36
 @patch
 def _skyline(self:Hierarchy, n):
     "Of the nodes below number `n`, in preorder: their numbers, heights, and the lowest parent between neighbours"
@@ -233,7 +249,7 @@ def _skyline(self:Hierarchy, n):
     valley = np.minimum.reduceat(lowest[:at[-1]+1], at[:-1]+1) if n > 1 else lowest[:0]
     return self._pre[at], W[self._pre[at]], valley
 
-# %% ../nbs/00_hierarchy.ipynb #11b04730
+# %% ../nbs/00_hierarchy.ipynb #3c269465
 @patch
 def costs(self:Hierarchy,
     hidden=False # over all nodes, the root last, instead of over the leaves
@@ -244,7 +260,7 @@ def costs(self:Hierarchy,
     for k, row in zip(nodes, _cost_rows(W, valley)): D[k] = torch.from_numpy(row[back])
     return D
 
-# %% ../nbs/00_hierarchy.ipynb #3c0c951d
+# %% ../nbs/00_hierarchy.ipynb #90893896
 def _minima(x):
     "Row s holds the minimum of `x` over the 2**s places from each one on"
     T = [x]
@@ -256,7 +272,7 @@ def _range_min(T, a, b):
     s = (torch.frexp((b-a+1).double()).exponent - 1).long()
     return torch.minimum(T[s, a], T[s, b + 1 - 2**s])
 
-# %% ../nbs/00_hierarchy.ipynb #ebbfd863
+# %% ../nbs/00_hierarchy.ipynb #a94f546d
 def _indices(n, *idx):
     "Tensors of node numbers, broadcast against each other and checked to be below `n`"
     idx = torch.broadcast_tensors(*map(torch.as_tensor, idx))
@@ -264,7 +280,7 @@ def _indices(n, *idx):
         if i.numel() and not (0 <= i.min() and i.max() < n): _fail(f'class numbers run from 0 to {n-1}, not from {i.min()} to {i.max()}')
     return [i.long() for i in idx]
 
-# %% ../nbs/00_hierarchy.ipynb #15347c06
+# %% ../nbs/00_hierarchy.ipynb #8afaeb0c
 @patch
 def _meetings(self:Hierarchy):
     "Preorder position and height of each node, and the table of minima of the skyline"
@@ -273,7 +289,7 @@ def _meetings(self:Hierarchy):
         self.__dict__['_lca'] = *map(torch.from_numpy, (np.argsort(self._pre), W)), _minima(torch.from_numpy(W[self.parent.numpy()[self._pre]]))
     return self._lca
 
-# %% ../nbs/00_hierarchy.ipynb #f2e6d1d8
+# %% ../nbs/00_hierarchy.ipynb #fc1e414d
 @patch
 def pair_costs(self:Hierarchy, i, j):
     "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
@@ -283,7 +299,7 @@ def pair_costs(self:Hierarchy, i, j):
     meet = torch.where(a == b, W[i], _range_min(T, torch.minimum(a+1, b), b))
     return (W[i] + W[j] - 2*meet).float()
 
-# %% ../nbs/00_hierarchy.ipynb #d2928058
+# %% ../nbs/00_hierarchy.ipynb #e5bc7dc9
 def _unique(names):
     names = [_name(n) for n in names]
     twice = [n for n, c in Counter(names).items() if c > 1]
@@ -300,7 +316,7 @@ def _near(name, leaves):
     same = [l for l in leaves if l.endswith('/' + name)] # one of several classes of this name
     return same or difflib.get_close_matches(name, leaves, 1)
 
-# %% ../nbs/00_hierarchy.ipynb #cb3c34bf
+# %% ../nbs/00_hierarchy.ipynb #bce5005e
 def _complain(missing, left, leaves):
     "Say which names are `missing` from `leaves` and which leaves are `left` over, if any"
     msg = [f'no class is called {_and(missing)}'] if missing else []
@@ -308,17 +324,17 @@ def _complain(missing, left, leaves):
     if left: msg.append(f'left over: {_and(left)} (`subset` drops classes)')
     if msg: _fail('; '.join(msg))
 
-# %% ../nbs/00_hierarchy.ipynb #155fd554
+# %% ../nbs/00_hierarchy.ipynb #bbc6559e
 @patch
 def _find(self:Hierarchy, names): return _match(self.leaves, names, {'/'.join(p): i for i, p in enumerate(self.nodes[:len(self)])})
 
 @patch
 def _take(self:Hierarchy, idx):
-    paths, titles = [self.nodes[i] for i in idx], self.titles and [self.titles[i] for i in idx]
-    kept = {p[:k] for p in paths for k in range(1, len(p)+1)}
-    return Hierarchy(paths, {p: w for p, w in self.weights.items() if p in kept}, titles, self.name)
+    kept = {n for i in idx for n in self._ways[i]} - {self.n_nodes-1}
+    weights = {self.nodes[n]: self._w[n] for n in kept}
+    return Hierarchy([self.nodes[i] for i in idx], weights, self.titles and [self.titles[i] for i in idx], self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #e32f8e00
+# %% ../nbs/00_hierarchy.ipynb #1da3366a
 @patch
 def subset(self:Hierarchy, names):
     "The part of the tree that holds the classes `names`, in their order"
@@ -326,7 +342,7 @@ def subset(self:Hierarchy, names):
     _complain(missing, [], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #0fd5a0da
+# %% ../nbs/00_hierarchy.ipynb #4dc74868
 @patch
 def align(self:Hierarchy, vocab):
     "The same tree with its leaves in the order of `vocab`, matched by name"
@@ -334,7 +350,7 @@ def align(self:Hierarchy, vocab):
     _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #be6f4623
+# %% ../nbs/00_hierarchy.ipynb #9fea611e
 def _check_costs(D, names):
     "Refuse a matrix `D` that cannot be costs between `names`"
     if D.ndim != 2 or D.shape[0] != D.shape[1] or not len(D): _fail(f'a cost matrix is square: this one has shape {tuple(D.shape)}')
@@ -343,7 +359,7 @@ def _check_costs(D, names):
     for bad, what in [(~D.isfinite(), 'costs must be finite'), (~off & (D != 0), 'a right answer must cost nothing'), (off & (D <= 0), 'a wrong answer must cost something')]:
         if bad.any(): _fail(f'{what}: ' + ', '.join(f'{D[i,j]:g} for predicting {names[i]!r} when {names[j]!r} is true' for i, j in bad.nonzero()[:4].tolist()))
 
-# %% ../nbs/00_hierarchy.ipynb #d0ed842f
+# %% ../nbs/00_hierarchy.ipynb #c46edb76
 def _detour(D, names):
     "Words for the worst breach of the triangle inequality in `D`, or None"
     stops = torch.arange(len(D)) if len(D) <= 512 else torch.linspace(0, len(D)-1, 64).long()
@@ -359,7 +375,7 @@ def _warn_costs(D, names):
         warnings.warn(f'the costs are not symmetric: {D[k,l]:g} for predicting {names[k]!r} when {names[l]!r} is true, {D[l,k]:g} the other way round', stacklevel=3)
     if d := _detour(D, names): warnings.warn(f'the costs break the triangle inequality: {d}', stacklevel=3)
 
-# %% ../nbs/00_hierarchy.ipynb #6a80b5a5
+# %% ../nbs/00_hierarchy.ipynb #7c9c7bca
 def _tensor(D):
     if not isinstance(D, torch.Tensor):
         try: return torch.from_numpy(np.array(D, dtype=np.float32))
@@ -373,7 +389,7 @@ def _names_of(D, names):
         if list(D.index) != names: _fail(f'rows and columns are not the same classes in the same order: {_and(D.index)}; {_and(names)}')
     return _unique(range(len(D) if np.ndim(D) else 0) if names is None else names)
 
-# %% ../nbs/00_hierarchy.ipynb #f186ef35
+# %% ../nbs/00_hierarchy.ipynb #d2216d39
 class CostMatrix:
     "Costs `D[predicted, true]` with the names of the classes"
     def __init__(self,
@@ -388,7 +404,7 @@ class CostMatrix:
     def __getitem__(self, i): return self.D[i]
     def __repr__(self): return f'CostMatrix: {len(self)} classes, {_and(self.leaves, 3)}'
 
-# %% ../nbs/00_hierarchy.ipynb #dbed017f
+# %% ../nbs/00_hierarchy.ipynb #e34ea5a2
 @patch(cls_method=True)
 def __torch_function__(cls:CostMatrix, func, types, args=(), kwargs=None):
     def plain(o): return o.D if isinstance(o, CostMatrix) else type(o)(map(plain, o)) if type(o) in (list, tuple) else o
@@ -400,7 +416,7 @@ def __array__(self:CostMatrix, dtype=None, copy=None): return np.array(self.D.nu
 @patch(as_prop=True)
 def shape(self:CostMatrix): return self.D.shape
 
-# %% ../nbs/00_hierarchy.ipynb #0fe1319d
+# %% ../nbs/00_hierarchy.ipynb #1bfca3f9
 @patch
 def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor; there are no `hidden` nodes without a tree"
@@ -413,11 +429,11 @@ def pair_costs(self:CostMatrix, i, j):
     i, j = _indices(len(self), i, j)
     return self.D.to(i.device)[i, j]
 
-# %% ../nbs/00_hierarchy.ipynb #9e08e246
+# %% ../nbs/00_hierarchy.ipynb #fa9d7187
 @patch
 def _take(self:CostMatrix, idx): return CostMatrix(self.D[idx][:,idx], [self.leaves[i] for i in idx], warn=False)
 
-# %% ../nbs/00_hierarchy.ipynb #6d537f24
+# %% ../nbs/00_hierarchy.ipynb #f577f28c
 @patch
 def subset(self:CostMatrix, names):
     "Costs among the classes `names`, in their order"
@@ -425,7 +441,7 @@ def subset(self:CostMatrix, names):
     _complain(missing, [], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #0812a363
+# %% ../nbs/00_hierarchy.ipynb #07a9af79
 @patch
 def align(self:CostMatrix, vocab):
     "The same costs with the classes in the order of `vocab`, matched by name"
@@ -433,13 +449,13 @@ def align(self:CostMatrix, vocab):
     _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #3c73e482
+# %% ../nbs/00_hierarchy.ipynb #b3b671cd
 @patch(as_prop=True)
 def fingerprint(self:CostMatrix):
     "Twelve hexadecimal digits that change with any name or cost"
     return hashlib.sha256(json.dumps([self.leaves, self.D.tolist()]).encode()).hexdigest()[:12]
 
-# %% ../nbs/00_hierarchy.ipynb #f308eae9
+# %% ../nbs/00_hierarchy.ipynb #85c2ac74
 def as_costs(
     D,            # a Hierarchy, CostMatrix, tensor, array, nested lists or DataFrame
     hidden=False, # costs over all nodes of the tree
@@ -448,13 +464,13 @@ def as_costs(
     if not isinstance(D, (Hierarchy, CostMatrix)): D = CostMatrix(D, warn=False)
     return D.costs(hidden)
 
-# %% ../nbs/00_hierarchy.ipynb #912aaee7
+# %% ../nbs/00_hierarchy.ipynb #fe8608d5
 def as_tree(h, who):
     "`h` if it is a tree, else an error that says `who` needs one"
     if not isinstance(h, Hierarchy): _fail(f'{who} needs a tree: give a Hierarchy instead of a {type(h).__name__}')
     return h
 
-# %% ../nbs/00_hierarchy.ipynb #4373ceaa
+# %% ../nbs/00_hierarchy.ipynb #553025df
 def _below(t, path, where):
     "Name, content and place of what lies in `t`"
     if isinstance(t, dict): below = [(k, v, t.place(k) if hasattr(t, 'place') else where) for k, v in t.items()]
@@ -464,7 +480,7 @@ def _below(t, path, where):
     if not below: _fail(f"the group {'/'.join(path)!r} is empty: write None for a class" if path else 'no classes: the tree is empty', where)
     return below
 
-# %% ../nbs/00_hierarchy.ipynb #09caeaee
+# %% ../nbs/00_hierarchy.ipynb #26f63072
 def _class_order(numbers, paths, places):
     "Positions of `paths` in the order of their class `numbers`, where given"
     if all(n is None for n in numbers): return range(len(paths))
@@ -476,7 +492,7 @@ def _class_order(numbers, paths, places):
         seen[n] = p
     return np.argsort(numbers)
 
-# %% ../nbs/00_hierarchy.ipynb #2f210378
+# %% ../nbs/00_hierarchy.ipynb #64a44b9a
 @patch(cls_method=True)
 def from_nested(cls:Hierarchy, tree, weights=None, titles=None, name=None):
     "A hierarchy from nested dicts and lists, e.g. `{'animal': ['cat','dog'], 'stone': None}`"
@@ -488,7 +504,7 @@ def from_nested(cls:Hierarchy, tree, weights=None, titles=None, name=None):
     order = _class_order(*zip(*found))
     return cls([found[i][1] for i in order], weights, titles, name, [found[i][2] or '/'.join(found[i][1]) for i in order])
 
-# %% ../nbs/00_hierarchy.ipynb #612b8890
+# %% ../nbs/00_hierarchy.ipynb #5393893c
 def _ways(up, places):
     "The way from the root down to each node of `up`, a dict of parents"
     ways = {None: ()}
@@ -500,7 +516,7 @@ def _ways(up, places):
         for m in reversed(way): ways[m] = (*ways[up[m]], m)
     return ways
 
-# %% ../nbs/00_hierarchy.ipynb #9baf8812
+# %% ../nbs/00_hierarchy.ipynb #2d7293a1
 def _parents(rows):
     "Dicts of parents, weights and places from `rows` of node, parent, weight and place; a parent without a row of its own is a root"
     up, weight, places = {}, {}, {}
@@ -525,7 +541,7 @@ def _from_edges(cls:Hierarchy, rows, label=str, **kwargs):
     if leaves == roots: _fail('no classes: the tree is only a root')
     return cls([paths[n] for n in leaves], {paths[n]: w for n, w in weight.items() if up[n] is not None and w != 1}, places=[places[n] for n in leaves], **kwargs)
 
-# %% ../nbs/00_hierarchy.ipynb #fd55905e
+# %% ../nbs/00_hierarchy.ipynb #e03eed35
 def _read(f):
     "Text of `f`, a path or an open file, and what to call it in a complaint"
     label = str(getattr(f, 'name', 'the file')) if hasattr(f, 'read') else str(f)
@@ -545,7 +561,7 @@ def _csv_lines(f):
     if not out: _fail('the file is empty', label)
     return out
 
-# %% ../nbs/00_hierarchy.ipynb #bc432727
+# %% ../nbs/00_hierarchy.ipynb #1e1f384b
 def _known(columns, wanted, where=None):
     unknown = [c for c in wanted if c not in columns]
     if unknown: _fail(f'no column is called {_and(unknown)}; there are {_and(columns)}', where)
@@ -559,7 +575,7 @@ def _read_csv(f):
         if len(r) > len(head): _fail(f'{len(r)} cells in a table of {len(head)} columns', w)
     return head, [(w, dict(zip(head, r + ['']*len(head)))) for w, r in rows], top
 
-# %% ../nbs/00_hierarchy.ipynb #f54e06c3
+# %% ../nbs/00_hierarchy.ipynb #83f437c2
 def _table(t):
     "Place and cells of each row of the table of parents `t`"
     if isinstance(t, dict): t = list(t.items())
@@ -577,7 +593,7 @@ def _parent_row(where, r):
     node, parent, w = (*r, 1)[:3]
     return _name(node, where), None if _blank(parent) else _name(parent, where), 1 if _blank(w) else w, where
 
-# %% ../nbs/00_hierarchy.ipynb #9bfa248b
+# %% ../nbs/00_hierarchy.ipynb #8dd972a2
 @patch(cls_method=True)
 def from_parents(cls:Hierarchy,
     table,     # a dict from node to parent, rows of node, parent and perhaps weight, a DataFrame or a CSV file
@@ -586,7 +602,7 @@ def from_parents(cls:Hierarchy,
     "A hierarchy from a table of parents"
     return cls._from_edges([_parent_row(w, r) for w, r in _table(table)], name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #0879f67c
+# %% ../nbs/00_hierarchy.ipynb #732534c8
 @patch
 def to_networkx(self:Hierarchy):
     "A `networkx.DiGraph` from parents to children, nodes called by their paths"
@@ -596,7 +612,7 @@ def to_networkx(self:Hierarchy):
         if p: g.add_edge(p[:-1], p, weight=float(self._w[i]))
     return g
 
-# %% ../nbs/00_hierarchy.ipynb #5ad07548
+# %% ../nbs/00_hierarchy.ipynb #c6472efa
 @patch(cls_method=True)
 def from_networkx(cls:Hierarchy, g, name=None):
     "A hierarchy from a directed graph `g` with edges from parents to children"
@@ -607,7 +623,7 @@ def from_networkx(cls:Hierarchy, g, name=None):
     titles = [at[n]['title'] for n in nodes if 'title' in at[n]]
     return cls._from_edges(rows, label=lambda n: at[n].get('name', n), titles=titles or None, name=name or g.graph.get('name'))
 
-# %% ../nbs/00_hierarchy.ipynb #34b05c3b
+# %% ../nbs/00_hierarchy.ipynb #15a8430b
 @patch(cls_method=True)
 def from_nltk(cls:Hierarchy, tree, name=None):
     "A hierarchy from an `nltk.Tree`, or anything that iterates over its children and has a `label()`"
@@ -615,7 +631,7 @@ def from_nltk(cls:Hierarchy, tree, name=None):
     def nested(t): return {t.label(): [nested(c) for c in t]} if hasattr(t, 'label') else t
     return cls.from_nested([nested(c) for c in tree], name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #fb3a881f
+# %% ../nbs/00_hierarchy.ipynb #6f487e70
 def _row_path(cells, where):
     path = tuple(cells[:max((i+1 for i, c in enumerate(cells) if c), default=0)])
     if '' in path: _fail(f'a name is missing before {path[-1]!r}', where)
@@ -630,7 +646,7 @@ def _row_weights(rows, levels, paths):
                 _fail(f"the edge above {'/'.join(path[:j+1])!r} weighs {x} here and {weights[path[:j+1]]:g} before", where)
     return weights
 
-# %% ../nbs/00_hierarchy.ipynb #58de8f9d
+# %% ../nbs/00_hierarchy.ipynb #1c4c62e4
 @patch(cls_method=True)
 def from_csv(cls:Hierarchy,
     f,           # a path or an open file
@@ -646,7 +662,7 @@ def from_csv(cls:Hierarchy,
     titles = [r['title'] or p[-1] for (_, r), p in zip(rows, paths) if p] if 'title' in {*head} - {*levels} else None
     return cls(paths, _row_weights(rows, levels, paths), titles, name, [w for w, _ in rows])
 
-# %% ../nbs/00_hierarchy.ipynb #e0ea02b5
+# %% ../nbs/00_hierarchy.ipynb #4719a3ae
 def _write(text, f):
     "Write `text` to the path `f` and return the path, or return the text"
     if f is None: return text
@@ -658,18 +674,18 @@ def _csv_text(rows):
     csv.writer(out, lineterminator='\n').writerows(rows)
     return out.getvalue()
 
-# %% ../nbs/00_hierarchy.ipynb #ce8f9109
+# %% ../nbs/00_hierarchy.ipynb #c3fa3d45
 @patch
 def to_csv(self:Hierarchy, f=None):
     "Write the tree to the CSV file `f`, or return it as text"
     heavy, titles = sorted({len(p) for p in self.weights}), [[t] for t in self.titles or []] or [[]]*len(self)
     rows = [[f'level{l+1}' for l in range(self.depth)] + [f'weight:level{l}' for l in heavy] + ['title']*len(titles[0])]
-    for p, t in zip(self.nodes, titles):
-        w = [repr(float(self._w[self._index[p[:l]]])) if l <= len(p) else '' for l in heavy]
+    for p, way, t in zip(self.nodes, self._ways, titles):
+        w = [repr(float(self._w[way[l]])) if l <= len(p) else '' for l in heavy]
         rows.append([*p, *['']*(self.depth-len(p)), *w, *t])
     return _write(_csv_text(rows), f)
 
-# %% ../nbs/00_hierarchy.ipynb #638006ba
+# %% ../nbs/00_hierarchy.ipynb #b62b9e8c
 class _Placed(dict):
     "A JSON object that knows the place of each key"
     def place(self, k): return self.places[k]
@@ -693,14 +709,14 @@ class _Decoder(json.JSONDecoder):
             return d
         return json.decoder.JSONObject(start, strict, scan, None, build, *args)
 
-# %% ../nbs/00_hierarchy.ipynb #e656256c
+# %% ../nbs/00_hierarchy.ipynb #a9da7126
 def _read_json(f):
     text, label = _read(f)
     try: return _Decoder(text, label).decode(text), label
     except json.JSONDecodeError as e: _fail(f'this is not JSON: {e.msg}', f'{label}, line {e.lineno}')
     except RecursionError: _fail('this is nested too deeply to be read', label)
 
-# %% ../nbs/00_hierarchy.ipynb #f95f465e
+# %% ../nbs/00_hierarchy.ipynb #8b1376b8
 _format = 'hierproto-tree-1'
 
 def _json_tree(d, where):
@@ -713,14 +729,14 @@ def _json_tree(d, where):
     if not isinstance(titles, (list, type(None))): _fail('`titles` is not a list', where)
     return d.get('tree'), {tuple(map(str, p)): w for p, w in weights}, titles, name and str(name)
 
-# %% ../nbs/00_hierarchy.ipynb #af140064
+# %% ../nbs/00_hierarchy.ipynb #6a9b2224
 @patch(cls_method=True)
 def from_json(cls:Hierarchy, f, name=None):
     "A hierarchy from the JSON file `f`, a path or an open file"
     tree, weights, titles, own = _json_tree(*_read_json(f))
     return cls.from_nested(tree, weights, titles, name or own)
 
-# %% ../nbs/00_hierarchy.ipynb #9bc4db1e
+# %% ../nbs/00_hierarchy.ipynb #1e206747
 @patch
 def nested(self:Hierarchy):
     "The tree as nested dicts, each class with its number"
@@ -728,20 +744,20 @@ def nested(self:Hierarchy):
     for k, p in enumerate(self.nodes[:len(self)]): functools.reduce(lambda t, n: t.setdefault(n, {}), p[:-1], tree)[p[-1]] = k
     return tree
 
-# %% ../nbs/00_hierarchy.ipynb #a4027120
+# %% ../nbs/00_hierarchy.ipynb #c88f2e72
 @patch
 def to_json(self:Hierarchy, f=None, **kwargs):
     "Write the tree to the JSON file `f`, or return it as text; `kwargs` are further entries for the file"
     d = dict(format=_format, name=self.name, **kwargs, tree=self.nested(), titles=self.titles, weights=[*self.weights.items()])
     return _write(json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False) + '\n', f)
 
-# %% ../nbs/00_hierarchy.ipynb #ceba71b6
+# %% ../nbs/00_hierarchy.ipynb #96b92de5
 @patch
 def to_csv(self:CostMatrix, f=None):
     "Write the costs to the CSV file `f`, or return them as text"
     return _write(_csv_text([['predicted', *self.leaves], *([n, *map(repr, r)] for n, r in zip(self.leaves, self.D.tolist()))]), f)
 
-# %% ../nbs/00_hierarchy.ipynb #1f63654e
+# %% ../nbs/00_hierarchy.ipynb #c4b1dc0b
 def _cost(x, column, where):
     try: return float(x)
     except ValueError: _fail(f'{x!r} is no cost, in the column {column!r}', where)
@@ -754,7 +770,7 @@ def from_csv(cls:CostMatrix, f, warn=True):
     if side != head[1:]: _fail(f'rows and columns are not the same classes in the same order: {_and(side)}; {_and(head[1:])}', top)
     return cls([[_cost(r[n], n, w) for n in side] for w, r in rows], side, warn)
 
-# %% ../nbs/00_hierarchy.ipynb #5605170b
+# %% ../nbs/00_hierarchy.ipynb #f43131c4
 @functools.lru_cache
 def _named(name):
     trees = resources.files('hierproto')/'trees'
@@ -765,14 +781,14 @@ def _named(name):
 @patch(cls_method=True)
 def named(cls:Hierarchy, name): "The tree called `name` that comes with the library"; return _named(name)
 
-# %% ../nbs/00_hierarchy.ipynb #0c00b70f
+# %% ../nbs/00_hierarchy.ipynb #1fed8a2c
 def named_costs(name):
     "Costs by name: `digits_chain` is |i - j|, any other name is that of a tree"
     if name != 'digits_chain': return CostMatrix(Hierarchy.named(name).costs(), Hierarchy.named(name).leaves, warn=False)
     i = torch.arange(10.)
     return CostMatrix((i[:,None] - i).abs())
 
-# %% ../nbs/00_hierarchy.ipynb #576ae065
+# %% ../nbs/00_hierarchy.ipynb #a8dea59b
 @patch
 def _under(self:Hierarchy, x):
     "Sum of `x`, a number for each node, over each node and all below it"
@@ -780,7 +796,7 @@ def _under(self:Hierarchy, x):
     for l in range(self.depth, 0, -1): x.index_add_(0, self.parent[self.levels == l], x[self.levels == l])
     return x
 
-# %% ../nbs/00_hierarchy.ipynb #db12be64
+# %% ../nbs/00_hierarchy.ipynb #f5b579e5
 @patch
 def mean_cost(self:Hierarchy,
     hidden=False,  # over all nodes instead of the leaves
@@ -792,7 +808,7 @@ def mean_cost(self:Hierarchy,
     total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
     return total / max(1, n*n if diagonal else n*(n-1))
 
-# %% ../nbs/00_hierarchy.ipynb #6a621ede
+# %% ../nbs/00_hierarchy.ipynb #9b17a3ab
 _published = { # table 1 of the paper; 14 siblings from its section on the scale-free distortion
     'nyudv2': [3, 57, 40, 5.0, np.nan, np.nan, 4.3, 4.3], 'cifar100': [5, 134, 100, 3.8, np.nan, np.nan, 7.0, 7.0],
     'inat19': [7, 1189, 1010, 6.6, 14, 14, 11.0, 11.0], 's2agri': [4, 83, 45, 5.8, np.nan, np.nan, 6.5, 6.5]}
@@ -807,7 +823,7 @@ def summary(self:Hierarchy):
     rows = {self.name or 'this tree': row, **({f'{self.name}, published': _published[self.name]} if self.name in _published else {})}
     return pd.DataFrame.from_dict(rows, orient='index', columns=_columns).astype({c: int for c in _columns[:3]}).round(2)
 
-# %% ../nbs/00_hierarchy.ipynb #ced5d1c4
+# %% ../nbs/00_hierarchy.ipynb #496b53e5
 def _linkage(X, names, method, metric):
     "scipy's table of joins for the vectors `X` of the classes `names`, checked"
     X = np.asarray(X, dtype=float)
@@ -821,7 +837,7 @@ def _linkage(X, names, method, metric):
 
 def _cluster_name(names, first, n): return f'{names[first]} +{n-1}' if n > 1 else names[first]
 
-# %% ../nbs/00_hierarchy.ipynb #d6bc5d82
+# %% ../nbs/00_hierarchy.ipynb #aaee670f
 def _dendrogram(Z, names):
     "Rows of node, parent, weight and place for the joins `Z`, and the nodes' names"
     K = len(names)
@@ -836,7 +852,7 @@ def _cut(Z, n, names):
     _, first, at, size = np.unique(clustering.fcluster(Z, n, 'maxclust'), return_index=True, return_inverse=True, return_counts=True)
     return [_cluster_name(names, first[a], size[a]) for a in at]
 
-# %% ../nbs/00_hierarchy.ipynb #b2d26d87
+# %% ../nbs/00_hierarchy.ipynb #bdc0c751
 @patch(cls_method=True)
 def from_vectors(cls:Hierarchy,
     X,                  # one row a class
@@ -853,17 +869,17 @@ def from_vectors(cls:Hierarchy,
     rows, labels = _dendrogram(Z, names)
     return cls._from_edges(rows, label=labels.__getitem__, name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #0c6b26be
+# %% ../nbs/00_hierarchy.ipynb #57dada05
 @patch
 def collapse(self:Hierarchy):
     "The tree without groups that have a single child or are the root's only one; the edges that remain keep their weights"
-    kids = torch.bincount(self.parent[:-1], minlength=self.n_nodes)
-    kept = {p for p, i in self._index.items() if i < len(self) or (p and kids[i] > 1)}
-    if kids[-1] == 1: kept -= {min(kept, key=len)} if len(self) > 1 else set() # what is alone below the root is the root
-    new = {p: tuple(n for j, n in enumerate(p) if p[:j+1] in kept) for p in kept}
-    return Hierarchy([new[p] for p in self.nodes[:len(self)]], {new[p]: w for p, w in self.weights.items() if p in kept}, self.titles, self.name)
+    kids, alone = torch.bincount(self.parent[:-1], minlength=self.n_nodes), self.ancestry().all(1)
+    kept = {i for i in range(self.n_nodes) if i < len(self) or (kids[i] > 1 and not alone[i])}
+    ways = [[n for n in w if n in kept] for w in self._ways]
+    path = {w[j]: tuple(self.nodes[n][-1] for n in w[:j+1]) for w in ways for j in range(len(w))}
+    return Hierarchy([path[k] for k in range(len(self))], {p: self._w[n] for n, p in path.items()}, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #234ed480
+# %% ../nbs/00_hierarchy.ipynb #a20f4c45
 def _wordnet():
     "nltk's WordNet reader"
     try:
@@ -873,7 +889,7 @@ def _wordnet():
     except LookupError: _fail('nltk is here but its WordNet corpus is not: python -m nltk.downloader wordnet')
     return wordnet
 
-# %% ../nbs/00_hierarchy.ipynb #b0a81b2a
+# %% ../nbs/00_hierarchy.ipynb #7686d229
 def _sense(wn, name, senses):
     "The synset meant by the class `name`, or None"
     if name in senses: return wn.synset(senses[name])
@@ -894,7 +910,7 @@ def _ways_of(names, wn, senses):
     used = Counter(k for w in ways for k in w)
     return [w if used[w[-1]] > 1 else w[:-1] for w in ways]
 
-# %% ../nbs/00_hierarchy.ipynb #20403463
+# %% ../nbs/00_hierarchy.ipynb #cfac60e6
 @patch(cls_method=True)
 def from_wordnet(cls:Hierarchy,
     names,          # the classes, as nouns
@@ -908,7 +924,7 @@ def from_wordnet(cls:Hierarchy,
     h = cls([(*way, n) for n, way in zip(names, _ways_of(names, wn or _wordnet(), senses or {}))], name=name)
     return h.collapse() if collapse else h
 
-# %% ../nbs/00_hierarchy.ipynb #669df43e
+# %% ../nbs/00_hierarchy.ipynb #ce31829b
 @patch
 def _arcs(self:Hierarchy):
     "For each node below the root: number, middle and half of its angle in degrees, inner and outer ring, and colour"
@@ -920,17 +936,17 @@ def _arcs(self:Hierarchy):
         hue = middle[up if leaf and l > 1 else i].item() / 360
         yield i, 90 - middle[i].item(), half[i].item(), l-.4, (self.depth if leaf else l)+.6, colorsys.hls_to_rgb(hue, light, .6)
 
-# %% ../nbs/00_hierarchy.ipynb #e34aa46e
+# %% ../nbs/00_hierarchy.ipynb #9c1568c7
 def _fit(text, arc, ring, sizes=(9, 8, 7, 6)):
     "Font size and lines with which `text` fits a field of length `arc` and width `ring`, and whether it runs along the arc"
     for s in sizes:
         for lines in dict.fromkeys([text, *(textwrap.fill(text, n, break_long_words=False) for n in (20, 16, 12, 7))]):
             rows = lines.split('\n')
-            long, high = .58*s*max(map(len, rows)) + 2, 1.25*s*len(rows)
+            long, high = .62*s*max(map(len, rows)) + 3, 1.25*s*len(rows)
             if long <= .9*arc and high <= .9*ring: return s, lines, True
             if long <= .9*ring and high <= .9*arc: return s, lines, False
 
-# %% ../nbs/00_hierarchy.ipynb #4a95613d
+# %% ../nbs/00_hierarchy.ipynb #feeee1e1
 def _text(ax, text, size, angle, radius, along=False, rim=None):
     "Write `text` at an angle and radius, never upside down; a text on the `rim` begins there"
     flip = 180 < angle % 360 < 360 if along else 90 < angle % 360 < 270
@@ -947,14 +963,14 @@ def _square(ax, K):
     ax.set(xlim=(-R, R), ylim=(-R, R), aspect='equal'); ax.axis('off')
     return ax, R
 
-# %% ../nbs/00_hierarchy.ipynb #c885b0b9
+# %% ../nbs/00_hierarchy.ipynb #1bae8eb1
 @patch
 def _name_group(self:Hierarchy, ax, i, angle, radius, half, ring):
     "Write the name of group `i` into its arc, unless the arc inside has the same name or there is no room"
     name, fit = self.nodes[i][-1], _fit(self.nodes[i][-1].replace('_', ' '), np.radians(2*half)*radius, ring)
     if fit and name not in self.nodes[i][-2:-1]: _text(ax, fit[1], fit[0], angle, radius, along=fit[2])
 
-# %% ../nbs/00_hierarchy.ipynb #bceed072
+# %% ../nbs/00_hierarchy.ipynb #aa315f34
 @patch
 def plot_sunburst(self:Hierarchy,
     ax=None,      # where to draw; None makes a figure that suits the number of classes
@@ -972,7 +988,7 @@ def plot_sunburst(self:Hierarchy,
         elif s >= 5: _text(ax, names[i], s, angle, ring*b+4, rim='level' if K <= 20 else 'ray')
     return ax
 
-# %% ../nbs/00_hierarchy.ipynb #c6d6834c
+# %% ../nbs/00_hierarchy.ipynb #dfc21871
 def _plot_matrix(ax, D):
     "Draw `D`; return the axis and its height in points"
     side = 4 if len(D) <= 20 else 6.5
@@ -985,7 +1001,7 @@ def _ticks(ax, at, names, size=8):
     short = [n if len(n) <= 24 else n[:23] + '…' for n in names]
     for axis, turn in (ax.xaxis, 90), (ax.yaxis, 0): axis.set_ticks(at, short, rotation=turn, size=size); axis.set_tick_params(length=0)
 
-# %% ../nbs/00_hierarchy.ipynb #0bf23341
+# %% ../nbs/00_hierarchy.ipynb #f1bbc251
 @patch
 def plot_costs(self:CostMatrix, ax=None):
     "The cost matrix, with as many class names as there is room for"
@@ -994,7 +1010,7 @@ def plot_costs(self:CostMatrix, ax=None):
     _ticks(ax, range(0, len(self), step), self.leaves[::step])
     return ax
 
-# %% ../nbs/00_hierarchy.ipynb #72b9a43e
+# %% ../nbs/00_hierarchy.ipynb #a62f1eb2
 @patch
 def plot_costs(self:Hierarchy,
     ax=None,    # where to draw
