@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['MODELS', 'COSTS', 'PUBLISHED', 'COLUMNS', 'DATA', 'METRICS', 'COLOURS', 'DEMO', 'model_title', 'figure1_model',
            'StepDown', 'figure1_learner', 'embed', 'measure', 'first_of_each', 'Snapshots', 'recipe', 'figure1_recipes',
-           'add_row', 'finished', 'commit', 'circumstances', 'run', 'save_arrays', 'load_arrays', 'run_all',
-           'figure1_table', 'tree_lines', 'plot_points', 'plot_figure1', 'keep_memory', 'main']
+           'add_row', 'finished', 'commit', 'circumstances', 'NoValidation', 'run', 'save_arrays', 'load_arrays',
+           'run_all', 'figure1_table', 'tree_lines', 'plot_points', 'plot_figure1', 'keep_memory', 'main']
 
-# %% ../nbs/39_figure1.ipynb #0c24be88
+# %% ../nbs/39_figure1.ipynb #8aad1f3f
 import contextlib, ctypes, hashlib, json, os, subprocess, sys, time
 import numpy as np, pandas as pd, torch
 import fastai, hierproto, matplotlib.pyplot as plt
@@ -27,7 +27,7 @@ from .data.digits import *
 from .data.mnist import *
 from .backbones.convnet import *
 
-# %% ../nbs/39_figure1.ipynb #e2853415
+# %% ../nbs/39_figure1.ipynb #1937ae61
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
           ('fixed','mnist_visual'), ('gp_disto','digits_chain'), ('fixed','digits_chain')]
 
@@ -36,7 +36,7 @@ def model_title(method, hierarchy):
     name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
     return name if method in ('cross_entropy','learnt') else f"{name} ({'numerical' if hierarchy=='digits_chain' else 'visual'})"
 
-# %% ../nbs/39_figure1.ipynb #50d06760
+# %% ../nbs/39_figure1.ipynb #e691ef11
 def figure1_model(
     method, # 'cross_entropy', 'learnt', 'gp_disto' or 'fixed'
     D,      # costs, which place fixed prototypes
@@ -49,14 +49,14 @@ def figure1_model(
     protos = embed_metric(D, m, seed=seed, progress=False) if method=='fixed' else torch.rand(K, m)
     return nn.Sequential(body, PrototypeHead(m, K, init=protos, learn=method!='fixed'))
 
-# %% ../nbs/39_figure1.ipynb #831e847c
+# %% ../nbs/39_figure1.ipynb #0c9f9229
 class StepDown(Callback):
     "Train at the rate `lr`, and divide it by 10 when each part of the epochs in `at` is over"
     def __init__(self, lr=.1, at=(2/3,5/6)): store_attr()
     def rate(self, epoch, n_epoch): return self.lr*.1**sum(epoch>=round(a*n_epoch) for a in self.at)
     def before_train(self): self.opt.set_hyper('lr', self.rate(self.epoch, self.n_epoch))
 
-# %% ../nbs/39_figure1.ipynb #a9912393
+# %% ../nbs/39_figure1.ipynb #5b9dbe31
 def figure1_learner(
     dls,      # loaders of digits
     method,   # 'cross_entropy', 'learnt', 'gp_disto' or 'fixed'
@@ -72,7 +72,7 @@ def figure1_learner(
     return Learner(dls, figure1_model(method, D, m, seed), loss_func=CrossEntropyLossFlat(), lr=lr,
                    opt_func=partial(OptimWrapper, opt=torch.optim.SGD, momentum=.9), cbs=[StepDown(lr), *guide, *L(cbs)])
 
-# %% ../nbs/39_figure1.ipynb #bf07c294
+# %% ../nbs/39_figure1.ipynb #3b3ba2f4
 def embed(model, dl):
     "Embeddings, scores and labels of all that `dl` holds"
     model.eval(); res = []
@@ -80,7 +80,7 @@ def embed(model, dl):
         for x,y in dl: z = model[0](x.as_subclass(Tensor)); res.append((z.cpu(), model[1](z).cpu(), y.as_subclass(Tensor).cpu()))
     return [torch.cat(o) for o in zip(*res)]
 
-# %% ../nbs/39_figure1.ipynb #8472f615
+# %% ../nbs/39_figure1.ipynb #36fd0ffb
 COSTS = dict(visual='mnist_visual', numerical='digits_chain')
 
 def measure(
@@ -98,7 +98,7 @@ def measure(
     confusion = torch.bincount(pred*10+y, minlength=100).view(10,10)
     return res, dict(z=z, y=y, pred=pred, means=means, protos=protos, confusion=confusion)
 
-# %% ../nbs/39_figure1.ipynb #1e771dba
+# %% ../nbs/39_figure1.ipynb #c703f7fe
 def first_of_each(y, n): "Places of the first `n` of each class in the labels `y`"; return torch.cat([(y==k).nonzero()[:n,0] for k in y.unique()])
 
 class Snapshots(Callback):
@@ -112,7 +112,7 @@ class Snapshots(Callback):
         if self.train_iter in self.at: self.at.remove(self.train_iter); self.take()
     def after_fit(self): self.take()
 
-# %% ../nbs/39_figure1.ipynb #a79fc46f
+# %% ../nbs/39_figure1.ipynb #9781a447
 @patch
 def take(self:Snapshots):
     "Keep this moment"
@@ -126,7 +126,7 @@ def arrays(self:Snapshots):
     "What was kept, by name"
     return dict(zip(('snap_step','snap_z','snap_protos'), map(torch.stack, zip(*self.frames))), snap_y=self.y)
 
-# %% ../nbs/39_figure1.ipynb #48f4c2f9
+# %% ../nbs/39_figure1.ipynb #adad0d9e
 PUBLISHED = dict(epochs=30, bs=256, lr=.1, lam=1., m=2)
 
 def recipe(
@@ -141,7 +141,7 @@ def recipe(
     r = dict(data=data, tier='figure1', method=method, seed=seed, fold=0, fraction=1., hierarchy=hierarchy, protocol=protocol, **{**PUBLISHED, **overrides})
     return dict(run_id=hashlib.sha1(json.dumps(r, sort_keys=True).encode()).hexdigest()[:12], **r)
 
-# %% ../nbs/39_figure1.ipynb #482c9571
+# %% ../nbs/39_figure1.ipynb #44e46267
 def figure1_recipes(
     data='mnist',  # 'mnist' or 'digits'
     published=5,   # seeds under the published protocol
@@ -152,7 +152,7 @@ def figure1_recipes(
     parts = [('published',published,MODELS), ('as_written',as_written,MODELS[:3])]
     return [recipe(data, *o, protocol=p, seed=s, **overrides) for s in range(max(published,as_written)) for p,n,models in parts if s<n for o in models]
 
-# %% ../nbs/39_figure1.ipynb #227fa27e
+# %% ../nbs/39_figure1.ipynb #1d1f3097
 COLUMNS = ('run_id data tier method seed fold fraction hierarchy overrides epochs er ahc seconds commit '
            'ahc_visual ahc_numerical disto_visual disto_numerical protocol versions').split()
 
@@ -167,7 +167,7 @@ def add_row(
 
 def finished(path): "The `run_id` of each row at `path`"; return set(pd.read_csv(path).run_id) if Path(path).exists() else set()
 
-# %% ../nbs/39_figure1.ipynb #5cf1b8bd
+# %% ../nbs/39_figure1.ipynb #98c167c8
 def commit():
     "Commit of the source of this package, where it is known"
     res = subprocess.run(['git','-C',str(Path(hierproto.__file__).parent),'rev-parse','--short','HEAD'], capture_output=True, text=True)
@@ -179,8 +179,12 @@ def circumstances(r, start):
     over = {k: r[k] for k,v in PUBLISHED.items() if r[k]!=v}
     return dict(overrides=json.dumps(over), seconds=round(time.time()-start), commit=commit(), versions=', '.join(f'{k} {v}' for k,v in vs.items()))
 
-# %% ../nbs/39_figure1.ipynb #04a9a4f4
+# %% ../nbs/39_figure1.ipynb #abae7080
 DATA = dict(mnist=mnist, digits=digits)
+
+class NoValidation(Callback):
+    "Train without looking at the validation set"
+    def before_validate(self): raise CancelValidException
 
 def run(
     r,               # a `recipe`
@@ -193,12 +197,12 @@ def run(
     learn = figure1_learner(dls, r['method'], D, m=r['m'], lam=r['lam'], lr=r['lr'], seed=r['seed'])
     if snapshots: learn.add_cb(Snapshots(dls.valid_ds))
     torch.manual_seed(r['seed'])
-    with learn.no_logging(), (contextlib.nullcontext() if bar else learn.no_bar()): learn.fit(r['epochs'])
+    with learn.no_logging(), (contextlib.nullcontext() if bar else learn.no_bar()): learn.fit(r['epochs'], cbs=NoValidation())
     res,arrays = measure(learn.model, dls.valid)
     res['ahc'] = res['ahc_numerical' if r['hierarchy']=='digits_chain' else 'ahc_visual']
     return {**r, **res, **circumstances(r, start)}, {**arrays, **(learn.snapshots.arrays() if snapshots else {})}
 
-# %% ../nbs/39_figure1.ipynb #771f55cc
+# %% ../nbs/39_figure1.ipynb #48fc5a5c
 def save_arrays(path, arrays, n_each=100):
     "Write `arrays` to the npz file `path`, with `n_each` embeddings of each class"
     some = first_of_each(arrays['y'], n_each)
@@ -210,7 +214,7 @@ def save_arrays(path, arrays, n_each=100):
 
 def load_arrays(out, run_id): "Arrays of the run `run_id` in the folder `out`"; return dict(np.load(Path(out)/'figure1'/f'{run_id}.npz'))
 
-# %% ../nbs/39_figure1.ipynb #3eef045d
+# %% ../nbs/39_figure1.ipynb #3dc44580
 def run_all(
     recipes,            # what to run
     out='results',      # folder of the results
@@ -227,7 +231,7 @@ def run_all(
         add_row(path, row)
     return pd.read_csv(path)
 
-# %% ../nbs/39_figure1.ipynb #30bf9c3d
+# %% ../nbs/39_figure1.ipynb #c1dd1e84
 METRICS = dict(er='ER %', ahc_visual='AHC visual', ahc_numerical='AHC numerical', disto_visual='distortion visual', disto_numerical='distortion numerical')
 
 def _spread(x, digits): return f'{x.mean():.{digits}f}' + (f' ± {x.std():.{digits}f}' if len(x)>1 else '')
@@ -240,7 +244,7 @@ def figure1_table(
     rows = {model_title(*o): df[(df.method==o[0]) & (df.hierarchy==o[1])] for o in MODELS}
     return pd.DataFrame({k: {'seeds': len(g), **{n: _spread(g[c], 1 if c=='er' else 2) for c,n in METRICS.items()}} for k,g in rows.items() if len(g)}).T
 
-# %% ../nbs/39_figure1.ipynb #af79e647
+# %% ../nbs/39_figure1.ipynb #13b2c87e
 COLOURS = np.array('#c62828 #1a3f8b #1b7837 #8e44ad #2bb5c9 #7fbf3f #ef6c4d #3f7fe0 #d48ae0 #ffab73'.split())
 
 def tree_lines(
@@ -254,7 +258,7 @@ def tree_lines(
     at = np.concatenate([points, [points[o].mean(0) for o in below[len(points):]]])
     return [(at[i], at[p]) for i,p in enumerate(D.parent.tolist()) if p>=0], at[-1]
 
-# %% ../nbs/39_figure1.ipynb #e10571d2
+# %% ../nbs/39_figure1.ipynb #e00db715
 def plot_points(ax, z, y, means=None, protos=None, name=None):
     "Embeddings `z` of digits `y`, class `means`, `protos` and the lines of hierarchy `name` on `ax`"
     ax.scatter(*z.astype(float).T, c=COLOURS[y], s=3, alpha=.35, lw=0)
@@ -269,7 +273,7 @@ def plot_points(ax, z, y, means=None, protos=None, name=None):
                                           **(dict(color='w') if protos is not None else dict(xytext=(7,7), textcoords='offset points')))
     ax.set_aspect('equal', adjustable='datalim'); ax.set_xticks([]); ax.set_yticks([])
 
-# %% ../nbs/39_figure1.ipynb #dd09ceab
+# %% ../nbs/39_figure1.ipynb #57ff5662
 def plot_figure1(
     df,            # one row for each model
     out='results', # folder with the arrays of the runs
@@ -287,7 +291,7 @@ def plot_figure1(
             ax.set_title(f"({letter}) {model_title(method,name)}\nER {100*r.er:.1f}%, AHC {r[f'ahc_{o}']:.2f}, distortion {r[f'disto_{o}']:.2f}", fontsize=10)
     return axs
 
-# %% ../nbs/39_figure1.ipynb #8a9aa7d8
+# %% ../nbs/39_figure1.ipynb #ce8320cd
 def keep_memory():
     "Let glibc keep freed memory for the next step; elsewhere nothing happens"
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -295,7 +299,7 @@ def keep_memory():
         # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD of malloc.h, as large as each may be
         return all([mallopt(k, v) for k,v in ((-3, 2**25), (-1, 2**31-1), (-2, 2**28))])
 
-# %% ../nbs/39_figure1.ipynb #5bff2489
+# %% ../nbs/39_figure1.ipynb #84c68f65
 DEMO = dict(epochs=30, bs=64)
 
 def _snapshots(r): return r['seed']==0 and r['protocol']=='published' and r['method'] in ('learnt','gp_disto')
