@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HierarchyError', 'Hierarchy', 'CostMatrix', 'as_costs', 'as_tree', 'named_costs']
 
-# %% ../nbs/00_hierarchy.ipynb #51612cd5
+# %% ../nbs/00_hierarchy.ipynb #45e8d27a
 import bisect, colorsys, csv, difflib, functools, hashlib, io, json, re, textwrap, warnings
 from collections import Counter
 from importlib import resources
@@ -15,14 +15,14 @@ from fastcore.basics import patch
 from matplotlib.patches import Wedge
 from scipy.cluster import hierarchy as clustering
 
-# %% ../nbs/00_hierarchy.ipynb #69f43f52
+# %% ../nbs/00_hierarchy.ipynb #557d5859
 class HierarchyError(ValueError):
     "A tree, a cost matrix or a list of labels that cannot be used, and why"
 
-# %% ../nbs/00_hierarchy.ipynb #ead66cd5
+# %% ../nbs/00_hierarchy.ipynb #db5a404a
 def _fail(msg, where=None): raise HierarchyError(f'{where}: {msg}' if where else msg)
 
-# %% ../nbs/00_hierarchy.ipynb #0feb9f34
+# %% ../nbs/00_hierarchy.ipynb #764a5f7b
 def _name(x, where=None):
     s = ' '.join(str(x).split())
     if not s: _fail('a name is empty', where)
@@ -33,7 +33,7 @@ def _and(names, most=8):
     names = [repr(n) for n in names]
     return ', '.join(names[:most]) + (f' and {len(names)-most} more' if len(names) > most else '')
 
-# %% ../nbs/00_hierarchy.ipynb #a8b97b21
+# %% ../nbs/00_hierarchy.ipynb #6c004d35
 def _grow(paths):
     "The way down each of `paths` in node numbers, and parent and name of every node but the root"
     met, ways = {}, []
@@ -43,7 +43,7 @@ def _grow(paths):
         ways.append(way)
     return ways, list(met)
 
-# %% ../nbs/00_hierarchy.ipynb #f0522c91
+# %% ../nbs/00_hierarchy.ipynb #c9d9c1c3
 def _check_ways(paths, ways, places):
     "Refuse two of `ways` that end at one node, or one that ends where another goes on"
     end = {}
@@ -64,7 +64,7 @@ def _plant(paths, places=None):
     _check_ways(paths, ways, places)
     return paths, ways, edges
 
-# %% ../nbs/00_hierarchy.ipynb #a2804f2a
+# %% ../nbs/00_hierarchy.ipynb #9f7834c6
 def _leaf_names(paths):
     names = [p[-1] for p in paths]
     for _ in range(2): # the second round is for a name that looks like another's path
@@ -74,7 +74,7 @@ def _leaf_names(paths):
     if twice: _fail(f'two classes cannot be told apart by name: {_and(twice)}')
     return names
 
-# %% ../nbs/00_hierarchy.ipynb #eacb45d9
+# %% ../nbs/00_hierarchy.ipynb #7c0e9ab0
 def _preorder(edges):
     "The nodes of `edges` in preorder, siblings in the order in which they were met"
     below = [[] for _ in range(len(edges)+1)]
@@ -83,7 +83,7 @@ def _preorder(edges):
     while todo: out.append(todo.pop()); todo += reversed(below[out[-1]])
     return out
 
-# %% ../nbs/00_hierarchy.ipynb #55e110c4
+# %% ../nbs/00_hierarchy.ipynb #bdbdac39
 def _weight(x, where=None):
     try: w = float(x)
     except (TypeError, ValueError): _fail(f'the weight {x!r} is not a number', where)
@@ -99,7 +99,7 @@ def _edge_weights(weights, index):
         w[index[p]] = _weight(x, f"the edge above {'/'.join(p)!r}")
     return w
 
-# %% ../nbs/00_hierarchy.ipynb #30af4844
+# %% ../nbs/00_hierarchy.ipynb #3d9e7f1f
 class Hierarchy:
     "Classes that are the leaves of a tree; a node is a path, leaves come first and the root last"
     def __init__(self,
@@ -122,13 +122,13 @@ class Hierarchy:
     def __setattr__(self, k, v): raise AttributeError(f'a Hierarchy does not change: {k!r} cannot be set')
     def __len__(self): return len(self.leaves)
 
-# %% ../nbs/00_hierarchy.ipynb #80e74049
+# %% ../nbs/00_hierarchy.ipynb #e5eb9ef4
 @patch(cls_method=True)
 def from_paths(cls:Hierarchy, paths, weights=None, titles=None, name=None):
     "A hierarchy from one path a class, e.g. `[('animal','cat'), ('stone',)]`"
     return cls([(p,) if isinstance(p, str) else p for p in paths], weights, titles, name)
 
-# %% ../nbs/00_hierarchy.ipynb #3cc16190
+# %% ../nbs/00_hierarchy.ipynb #d867c1ac
 @patch(as_prop=True)
 def n_nodes(self:Hierarchy): "Number of nodes, the root included"; return len(self.nodes)
 
@@ -138,14 +138,14 @@ def depth(self:Hierarchy): "Edges from the root to the deepest leaf"; return int
 @patch(as_prop=True)
 def widths(self:Hierarchy): "Number of nodes at each level below the root"; return torch.bincount(self.levels)[1:].tolist()
 
-# %% ../nbs/00_hierarchy.ipynb #4321d905
+# %% ../nbs/00_hierarchy.ipynb #11c1b296
 @patch(as_prop=True)
 def weight(self:Hierarchy): "Weight of the edge above each node, 0 for the root"; return torch.tensor(self._w, dtype=torch.float32)
 
 @patch(as_prop=True)
 def weights(self:Hierarchy): "The edge weights that are not 1, by path"; return {p: float(w) for p, w in zip(self.nodes[:-1], self._w) if w != 1}
 
-# %% ../nbs/00_hierarchy.ipynb #32d572d4
+# %% ../nbs/00_hierarchy.ipynb #7309a5fa
 @patch
 def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; return (self.parent == int(i)).nonzero()[:,0].tolist()
 
@@ -153,14 +153,14 @@ def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; re
 def __repr__(self:Hierarchy):
     return f"Hierarchy{f' {self.name!r}' if self.name else ''}: {len(self)} leaves, {self.n_nodes} nodes, widths {'-'.join(map(str, self.widths))}"
 
-# %% ../nbs/00_hierarchy.ipynb #22d8339f
+# %% ../nbs/00_hierarchy.ipynb #9d5cf28d
 @patch(as_prop=True)
 def fingerprint(self:Hierarchy):
     "Twelve hexadecimal digits that change with any name, edge, weight or the order of the classes"
     state = [self.nodes[:len(self)], sorted(self.weights.items())]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 
-# %% ../nbs/00_hierarchy.ipynb #d4a78169
+# %% ../nbs/00_hierarchy.ipynb #7e5d949a
 @patch
 def __eq__(self:Hierarchy, other): return isinstance(other, Hierarchy) and self.fingerprint == other.fingerprint
 
@@ -170,13 +170,13 @@ def __hash__(self:Hierarchy): return hash(self.fingerprint)
 @patch
 def __reduce__(self:Hierarchy): return Hierarchy, (self.nodes[:len(self)], self.weights, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #7b9e3d56
+# %% ../nbs/00_hierarchy.ipynb #aed25f66
 @patch
 def paths(self:Hierarchy):
     "Node numbers on the way from the root to each class, one row a class, filled up with -1"
     return torch.tensor([w + [-1]*(self.depth+1-len(w)) for w in self._ways])
 
-# %% ../nbs/00_hierarchy.ipynb #e8b5d93b
+# %% ../nbs/00_hierarchy.ipynb #f1c810d4
 @patch
 def ancestors(self:Hierarchy, level):
     "Node number of each class's ancestor at `level`; a class that lies higher is its own"
@@ -184,7 +184,7 @@ def ancestors(self:Hierarchy, level):
     at = self.paths()[:,level]
     return torch.where(at >= 0, at, torch.arange(len(self)))
 
-# %% ../nbs/00_hierarchy.ipynb #8faa2571
+# %% ../nbs/00_hierarchy.ipynb #95f7aa69
 @patch
 def ancestry(self:Hierarchy):
     "Whether class k lies under node i, or is it: a boolean tensor over nodes and classes"
@@ -192,11 +192,11 @@ def ancestry(self:Hierarchy):
     A[self.paths().T, torch.arange(len(self))] = True # the filler -1 is the last row, the root, which holds every class anyway
     return A
 
-# %% ../nbs/00_hierarchy.ipynb #be97b581
+# %% ../nbs/00_hierarchy.ipynb #3356f4c0
 @patch(as_prop=True)
 def order(self:Hierarchy): "Class numbers in the order of the tree, siblings side by side"; return torch.from_numpy(self._pre[self._pre < len(self)])
 
-# %% ../nbs/00_hierarchy.ipynb #f02763cd
+# %% ../nbs/00_hierarchy.ipynb #c3fe53cb
 @patch
 def _runs(self:Hierarchy):
     "Where each node's run of classes begins in `order`, and how long it is"
@@ -204,16 +204,17 @@ def _runs(self:Hierarchy):
     np.minimum.at(first, self.paths().numpy(), torch.argsort(self.order).numpy()[:,None]) # the filler -1 is the root, as above
     return torch.from_numpy(first), self.ancestry().sum(1)
 
-# %% ../nbs/00_hierarchy.ipynb #2843aa09
+# %% ../nbs/00_hierarchy.ipynb #2642a202
 def _shorten(text, width): return text if len(text) <= width else text[:width-1].rsplit(' ', 1)[0] + ' …'
 
 @patch
 def _line(self:Hierarchy, i, size):
     "Group `i` with the number of its classes, and those that lie right in it"
     own = [self.nodes[c][-1] for c in self.children(i) if c < len(self)]
-    return '   '*len(self.nodes[i]) + f"{self.nodes[i][-1] if self.nodes[i] else self.name or 'root'} ({size})" + (': ' if own else '') + ', '.join(own)
+    name = self.nodes[i][-1] if self.nodes[i] else self.name or 'root'
+    return '   '*len(self.nodes[i]) + f'{name} ({size})' + (': ' if own else '') + ', '.join(own)
 
-# %% ../nbs/00_hierarchy.ipynb #922796a8
+# %% ../nbs/00_hierarchy.ipynb #0464f76c
 @patch
 def tree(self:Hierarchy,
     level=None, # the deepest level shown; None shows as many as fit
@@ -225,7 +226,7 @@ def tree(self:Hierarchy,
     if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[groups] <= l).sum() <= lines)
     return '\n'.join(_shorten(self._line(i, size[i]), width) for i in groups if self.levels[i] <= level)
 
-# %% ../nbs/00_hierarchy.ipynb #018c9ca2
+# %% ../nbs/00_hierarchy.ipynb #9bc71f70
 @patch
 def _heights(self:Hierarchy):
     "Length of the way from the root to each node"
@@ -233,14 +234,14 @@ def _heights(self:Hierarchy):
     for l in range(2, self.depth+1): W[levels == l] += W[parent[levels == l]]
     return W
 
-# %% ../nbs/00_hierarchy.ipynb #acff0cc8
+# %% ../nbs/00_hierarchy.ipynb #baeab33e
 def _cost_rows(W, valley):
     "Rows of the cost matrix of nodes in preorder, from their heights `W` and the lowest parent between neighbours"
     for i in range(len(W)):
         left, right = np.minimum.accumulate(valley[:i][::-1])[::-1], np.minimum.accumulate(valley[i:])
         yield W[i] + W - 2*np.concatenate([left, W[i:i+1], right])
 
-# %% ../nbs/00_hierarchy.ipynb #d0c4ab36
+# %% ../nbs/00_hierarchy.ipynb #f60bc602
 @patch
 def _skyline(self:Hierarchy, n):
     "Of the nodes below number `n`, in preorder: their numbers, heights, and the lowest parent between neighbours"
@@ -249,7 +250,7 @@ def _skyline(self:Hierarchy, n):
     valley = np.minimum.reduceat(lowest[:at[-1]+1], at[:-1]+1) if n > 1 else lowest[:0]
     return self._pre[at], W[self._pre[at]], valley
 
-# %% ../nbs/00_hierarchy.ipynb #3c269465
+# %% ../nbs/00_hierarchy.ipynb #24b7970a
 @patch
 def costs(self:Hierarchy,
     hidden=False # over all nodes, the root last, instead of over the leaves
@@ -260,7 +261,7 @@ def costs(self:Hierarchy,
     for k, row in zip(nodes, _cost_rows(W, valley)): D[k] = torch.from_numpy(row[back])
     return D
 
-# %% ../nbs/00_hierarchy.ipynb #90893896
+# %% ../nbs/00_hierarchy.ipynb #ce138e5c
 def _minima(x):
     "Row s holds the minimum of `x` over the 2**s places from each one on"
     T = [x]
@@ -272,7 +273,7 @@ def _range_min(T, a, b):
     s = (torch.frexp((b-a+1).double()).exponent - 1).long()
     return torch.minimum(T[s, a], T[s, b + 1 - 2**s])
 
-# %% ../nbs/00_hierarchy.ipynb #a94f546d
+# %% ../nbs/00_hierarchy.ipynb #8329d5ec
 def _indices(n, *idx):
     "Tensors of node numbers, broadcast against each other and checked to be below `n`"
     idx = torch.broadcast_tensors(*map(torch.as_tensor, idx))
@@ -280,16 +281,17 @@ def _indices(n, *idx):
         if i.numel() and not (0 <= i.min() and i.max() < n): _fail(f'class numbers run from 0 to {n-1}, not from {i.min()} to {i.max()}')
     return [i.long() for i in idx]
 
-# %% ../nbs/00_hierarchy.ipynb #8afaeb0c
+# %% ../nbs/00_hierarchy.ipynb #a20a4b34
 @patch
 def _meetings(self:Hierarchy):
     "Preorder position and height of each node, and the table of minima of the skyline"
     if '_lca' not in self.__dict__: # made at the first call only, since most trees are never asked
         W = self._heights()
-        self.__dict__['_lca'] = *map(torch.from_numpy, (np.argsort(self._pre), W)), _minima(torch.from_numpy(W[self.parent.numpy()[self._pre]]))
+        skyline = torch.from_numpy(W[self.parent.numpy()[self._pre]])
+        self.__dict__['_lca'] = torch.from_numpy(np.argsort(self._pre)), torch.from_numpy(W), _minima(skyline)
     return self._lca
 
-# %% ../nbs/00_hierarchy.ipynb #fc1e414d
+# %% ../nbs/00_hierarchy.ipynb #f061bddb
 @patch
 def pair_costs(self:Hierarchy, i, j):
     "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
@@ -299,7 +301,7 @@ def pair_costs(self:Hierarchy, i, j):
     meet = torch.where(a == b, W[i], _range_min(T, torch.minimum(a+1, b), b))
     return (W[i] + W[j] - 2*meet).float()
 
-# %% ../nbs/00_hierarchy.ipynb #e5bc7dc9
+# %% ../nbs/00_hierarchy.ipynb #b4f35578
 def _unique(names):
     names = [_name(n) for n in names]
     twice = [n for n, c in Counter(names).items() if c > 1]
@@ -316,7 +318,7 @@ def _near(name, leaves):
     same = [l for l in leaves if l.endswith('/' + name)] # one of several classes of this name
     return same or difflib.get_close_matches(name, leaves, 1)
 
-# %% ../nbs/00_hierarchy.ipynb #bce5005e
+# %% ../nbs/00_hierarchy.ipynb #b5da71ac
 def _complain(missing, left, leaves):
     "Say which names are `missing` from `leaves` and which leaves are `left` over, if any"
     msg = [f'no class is called {_and(missing)}'] if missing else []
@@ -324,7 +326,7 @@ def _complain(missing, left, leaves):
     if left: msg.append(f'left over: {_and(left)} (`subset` drops classes)')
     if msg: _fail('; '.join(msg))
 
-# %% ../nbs/00_hierarchy.ipynb #bbc6559e
+# %% ../nbs/00_hierarchy.ipynb #81ec1c32
 @patch
 def _find(self:Hierarchy, names): return _match(self.leaves, names, {'/'.join(p): i for i, p in enumerate(self.nodes[:len(self)])})
 
@@ -334,7 +336,7 @@ def _take(self:Hierarchy, idx):
     weights = {self.nodes[n]: self._w[n] for n in kept}
     return Hierarchy([self.nodes[i] for i in idx], weights, self.titles and [self.titles[i] for i in idx], self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #1da3366a
+# %% ../nbs/00_hierarchy.ipynb #43f2188e
 @patch
 def subset(self:Hierarchy, names):
     "The part of the tree that holds the classes `names`, in their order"
@@ -342,7 +344,7 @@ def subset(self:Hierarchy, names):
     _complain(missing, [], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #4dc74868
+# %% ../nbs/00_hierarchy.ipynb #c1ea4ab1
 @patch
 def align(self:Hierarchy, vocab):
     "The same tree with its leaves in the order of `vocab`, matched by name"
@@ -350,16 +352,19 @@ def align(self:Hierarchy, vocab):
     _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #9fea611e
+# %% ../nbs/00_hierarchy.ipynb #9f0b009c
 def _check_costs(D, names):
     "Refuse a matrix `D` that cannot be costs between `names`"
     if D.ndim != 2 or D.shape[0] != D.shape[1] or not len(D): _fail(f'a cost matrix is square: this one has shape {tuple(D.shape)}')
     if len(names) != len(D): _fail(f'{len(names)} class names for {len(D)} rows of costs')
     off = ~torch.eye(len(D), dtype=torch.bool, device=D.device)
-    for bad, what in [(~D.isfinite(), 'costs must be finite'), (~off & (D != 0), 'a right answer must cost nothing'), (off & (D <= 0), 'a wrong answer must cost something')]:
-        if bad.any(): _fail(f'{what}: ' + ', '.join(f'{D[i,j]:g} for predicting {names[i]!r} when {names[j]!r} is true' for i, j in bad.nonzero()[:4].tolist()))
+    rules = {'costs must be finite': ~D.isfinite(),
+             'a right answer must cost nothing': ~off & (D != 0), 'a wrong answer must cost something': off & (D <= 0)}
+    for rule, bad in rules.items():
+        cases = [f'{D[i,j]:g} for predicting {names[i]!r} when {names[j]!r} is true' for i, j in bad.nonzero()[:4].tolist()]
+        if cases: _fail(f"{rule}: {', '.join(cases)}")
 
-# %% ../nbs/00_hierarchy.ipynb #c46edb76
+# %% ../nbs/00_hierarchy.ipynb #4119dc38
 def _detour(D, names):
     "Words for the worst breach of the triangle inequality in `D`, or None"
     stops = torch.arange(len(D)) if len(D) <= 512 else torch.linspace(0, len(D)-1, 64).long()
@@ -367,29 +372,35 @@ def _detour(D, names):
     for l in stops.tolist():
         gain = (D - D[:,l,None] - D[l]) / D.abs().max()
         if (g := gain.max()) > worst: worst, at = g, (*divmod(int(gain.argmax()), len(D)), l)
-    if at: return f'{names[at[0]]!r} to {names[at[1]]!r} costs {D[at[0],at[1]]:g}, but by way of {names[at[2]]!r} {D[at[0],at[2]] + D[at[2],at[1]]:g}'
+    if at is None: return
+    k, m, l = at
+    return f'{names[k]!r} to {names[m]!r} costs {D[k,m]:g}, but by way of {names[l]!r} {D[k,l] + D[l,m]:g}'
 
 def _warn_costs(D, names):
     k, l = divmod(int((D - D.T).argmax()), len(D))
     if D[k,l] - D[l,k] > 1e-5*D.max():
-        warnings.warn(f'the costs are not symmetric: {D[k,l]:g} for predicting {names[k]!r} when {names[l]!r} is true, {D[l,k]:g} the other way round', stacklevel=3)
+        case = f'{D[k,l]:g} for predicting {names[k]!r} when {names[l]!r} is true, {D[l,k]:g} the other way round'
+        warnings.warn(f'the costs are not symmetric: {case}', stacklevel=3)
     if d := _detour(D, names): warnings.warn(f'the costs break the triangle inequality: {d}', stacklevel=3)
 
-# %% ../nbs/00_hierarchy.ipynb #7c9c7bca
+# %% ../nbs/00_hierarchy.ipynb #bda16681
 def _tensor(D):
     if not isinstance(D, torch.Tensor):
         try: return torch.from_numpy(np.array(D, dtype=np.float32))
         except (TypeError, ValueError) as e: raise HierarchyError(f'this is no cost matrix: {e}') from e
     return D if D.dtype in (torch.float32, torch.float64) else D.float()
 
+def _same(rows, columns, where=None):
+    if rows != columns: _fail(f'rows and columns are not the same classes in the same order: {_and(rows)}; {_and(columns)}', where)
+
 def _names_of(D, names):
     "Class names for the matrix `D`: those given, those of a DataFrame, or numbers"
     if names is None and isinstance(D, pd.DataFrame):
         names = list(D.columns)
-        if list(D.index) != names: _fail(f'rows and columns are not the same classes in the same order: {_and(D.index)}; {_and(names)}')
+        _same(list(D.index), names)
     return _unique(range(len(D) if np.ndim(D) else 0) if names is None else names)
 
-# %% ../nbs/00_hierarchy.ipynb #d2216d39
+# %% ../nbs/00_hierarchy.ipynb #5b09f180
 class CostMatrix:
     "Costs `D[predicted, true]` with the names of the classes"
     def __init__(self,
@@ -404,7 +415,7 @@ class CostMatrix:
     def __getitem__(self, i): return self.D[i]
     def __repr__(self): return f'CostMatrix: {len(self)} classes, {_and(self.leaves, 3)}'
 
-# %% ../nbs/00_hierarchy.ipynb #e34ea5a2
+# %% ../nbs/00_hierarchy.ipynb #4300a668
 @patch(cls_method=True)
 def __torch_function__(cls:CostMatrix, func, types, args=(), kwargs=None):
     def plain(o): return o.D if isinstance(o, CostMatrix) else type(o)(map(plain, o)) if type(o) in (list, tuple) else o
@@ -416,7 +427,7 @@ def __array__(self:CostMatrix, dtype=None, copy=None): return np.array(self.D.nu
 @patch(as_prop=True)
 def shape(self:CostMatrix): return self.D.shape
 
-# %% ../nbs/00_hierarchy.ipynb #1bfca3f9
+# %% ../nbs/00_hierarchy.ipynb #1ca84c46
 @patch
 def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor; there are no `hidden` nodes without a tree"
@@ -429,11 +440,11 @@ def pair_costs(self:CostMatrix, i, j):
     i, j = _indices(len(self), i, j)
     return self.D.to(i.device)[i, j]
 
-# %% ../nbs/00_hierarchy.ipynb #fa9d7187
+# %% ../nbs/00_hierarchy.ipynb #8b8ea2f4
 @patch
 def _take(self:CostMatrix, idx): return CostMatrix(self.D[idx][:,idx], [self.leaves[i] for i in idx], warn=False)
 
-# %% ../nbs/00_hierarchy.ipynb #f577f28c
+# %% ../nbs/00_hierarchy.ipynb #44e2e2ca
 @patch
 def subset(self:CostMatrix, names):
     "Costs among the classes `names`, in their order"
@@ -441,7 +452,7 @@ def subset(self:CostMatrix, names):
     _complain(missing, [], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #07a9af79
+# %% ../nbs/00_hierarchy.ipynb #ffd4b733
 @patch
 def align(self:CostMatrix, vocab):
     "The same costs with the classes in the order of `vocab`, matched by name"
@@ -449,13 +460,13 @@ def align(self:CostMatrix, vocab):
     _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #b3b671cd
+# %% ../nbs/00_hierarchy.ipynb #5bf32804
 @patch(as_prop=True)
 def fingerprint(self:CostMatrix):
     "Twelve hexadecimal digits that change with any name or cost"
     return hashlib.sha256(json.dumps([self.leaves, self.D.tolist()]).encode()).hexdigest()[:12]
 
-# %% ../nbs/00_hierarchy.ipynb #85c2ac74
+# %% ../nbs/00_hierarchy.ipynb #c233b2d1
 def as_costs(
     D,            # a Hierarchy, CostMatrix, tensor, array, nested lists or DataFrame
     hidden=False, # costs over all nodes of the tree
@@ -464,23 +475,23 @@ def as_costs(
     if not isinstance(D, (Hierarchy, CostMatrix)): D = CostMatrix(D, warn=False)
     return D.costs(hidden)
 
-# %% ../nbs/00_hierarchy.ipynb #fe8608d5
+# %% ../nbs/00_hierarchy.ipynb #a78fb231
 def as_tree(h, who):
     "`h` if it is a tree, else an error that says `who` needs one"
     if not isinstance(h, Hierarchy): _fail(f'{who} needs a tree: give a Hierarchy instead of a {type(h).__name__}')
     return h
 
-# %% ../nbs/00_hierarchy.ipynb #553025df
+# %% ../nbs/00_hierarchy.ipynb #246bdace
 def _below(t, path, where):
     "Name, content and place of what lies in `t`"
     if isinstance(t, dict): below = [(k, v, t.place(k) if hasattr(t, 'place') else where) for k, v in t.items()]
     elif isinstance(t, str): below = [(t, None, where)]
     elif isinstance(t, (list, tuple)): below = [o for x in t for o in ([(x, None, where)] if type(x) is int else _below(x, path, where))]
     else: _fail(f"{'/'.join(path)!r} is {t!r}: a class is None or its number, a group a dict or a list", where)
-    if not below: _fail(f"the group {'/'.join(path)!r} is empty: write None for a class" if path else 'no classes: the tree is empty', where)
+    if not below: _fail(f"the group {'/'.join(path) or 'root'!r} is empty: write None for a class", where)
     return below
 
-# %% ../nbs/00_hierarchy.ipynb #26f63072
+# %% ../nbs/00_hierarchy.ipynb #4af06ebf
 def _class_order(numbers, paths, places):
     "Positions of `paths` in the order of their class `numbers`, where given"
     if all(n is None for n in numbers): return range(len(paths))
@@ -492,7 +503,7 @@ def _class_order(numbers, paths, places):
         seen[n] = p
     return np.argsort(numbers)
 
-# %% ../nbs/00_hierarchy.ipynb #64a44b9a
+# %% ../nbs/00_hierarchy.ipynb #6826685c
 @patch(cls_method=True)
 def from_nested(cls:Hierarchy, tree, weights=None, titles=None, name=None):
     "A hierarchy from nested dicts and lists, e.g. `{'animal': ['cat','dog'], 'stone': None}`"
@@ -504,8 +515,8 @@ def from_nested(cls:Hierarchy, tree, weights=None, titles=None, name=None):
     order = _class_order(*zip(*found))
     return cls([found[i][1] for i in order], weights, titles, name, [found[i][2] or '/'.join(found[i][1]) for i in order])
 
-# %% ../nbs/00_hierarchy.ipynb #5393893c
-def _ways(up, places):
+# %% ../nbs/00_hierarchy.ipynb #ea11b62e
+def _climb(up, places):
     "The way from the root down to each node of `up`, a dict of parents"
     ways = {None: ()}
     for n in up:
@@ -516,12 +527,13 @@ def _ways(up, places):
         for m in reversed(way): ways[m] = (*ways[up[m]], m)
     return ways
 
-# %% ../nbs/00_hierarchy.ipynb #2d7293a1
+# %% ../nbs/00_hierarchy.ipynb #6feebdc1
 def _parents(rows):
     "Dicts of parents, weights and places from `rows` of node, parent, weight and place; a parent without a row of its own is a root"
     up, weight, places = {}, {}, {}
     for n, p, w, where in rows:
-        if n in up: _fail(f'{n!r} stands twice (first: {places[n]})' if up[n] == p else f'{n!r} has two parents, {up[n]!r} ({places[n]}) and {p!r}', where)
+        if n in up and up[n] == p: _fail(f'{n!r} stands twice (first: {places[n]})', where)
+        if n in up: _fail(f'{n!r} has two parents, {up[n]!r} ({places[n]}) and {p!r}', where)
         up[n], weight[n], places[n] = p, _weight(w, where), where
     for p in [*up.values()]:
         if p is not None: up.setdefault(p, None)
@@ -531,7 +543,7 @@ def _parents(rows):
 def _from_edges(cls:Hierarchy, rows, label=str, **kwargs):
     "A hierarchy from `rows` of node, parent, weight and place, where `label` names a node"
     up, weight, places = _parents(rows)
-    ways = _ways(up, places)
+    ways = _climb(up, places)
     roots, groups = [n for n in up if up[n] is None], {*up.values()}
     if len(roots) > 1: _fail(f'{len(roots)} roots, {_and(roots)}: give them a common parent', places.get(roots[1]))
     paths = {n: tuple(_name(label(m), places.get(m)) for m in ways[n][1:]) for n in up}
@@ -539,9 +551,10 @@ def _from_edges(cls:Hierarchy, rows, label=str, **kwargs):
         if c > 1: _fail(f"{c} nodes are called {'/'.join(p)!r}", next(places[n] for n in reversed(paths) if paths[n] == p))
     leaves = [n for n in up if n not in groups]
     if leaves == roots: _fail('no classes: the tree is only a root')
-    return cls([paths[n] for n in leaves], {paths[n]: w for n, w in weight.items() if up[n] is not None and w != 1}, places=[places[n] for n in leaves], **kwargs)
+    weights = {paths[n]: w for n, w in weight.items() if up[n] is not None}
+    return cls([paths[n] for n in leaves], weights, places=[places[n] for n in leaves], **kwargs)
 
-# %% ../nbs/00_hierarchy.ipynb #e03eed35
+# %% ../nbs/00_hierarchy.ipynb #0b54b09d
 def _read(f):
     "Text of `f`, a path or an open file, and what to call it in a complaint"
     label = str(getattr(f, 'name', 'the file')) if hasattr(f, 'read') else str(f)
@@ -561,7 +574,7 @@ def _csv_lines(f):
     if not out: _fail('the file is empty', label)
     return out
 
-# %% ../nbs/00_hierarchy.ipynb #1e1f384b
+# %% ../nbs/00_hierarchy.ipynb #32af00e1
 def _known(columns, wanted, where=None):
     unknown = [c for c in wanted if c not in columns]
     if unknown: _fail(f'no column is called {_and(unknown)}; there are {_and(columns)}', where)
@@ -575,12 +588,12 @@ def _read_csv(f):
         if len(r) > len(head): _fail(f'{len(r)} cells in a table of {len(head)} columns', w)
     return head, [(w, dict(zip(head, r + ['']*len(head)))) for w, r in rows], top
 
-# %% ../nbs/00_hierarchy.ipynb #83f437c2
+# %% ../nbs/00_hierarchy.ipynb #ae6d60b8
 def _table(t):
     "Place and cells of each row of the table of parents `t`"
     if isinstance(t, dict): t = list(t.items())
-    if not isinstance(t, (str, Path, pd.DataFrame)) and not hasattr(t, 'read'): return [(f'row {i+1}', r) for i, r in enumerate(t)]
-    if isinstance(t, pd.DataFrame): head, rows, top = list(t.columns), [(f'row {i+1}', r) for i, r in enumerate(t.to_dict('records'))], None
+    if not (isinstance(t, (str, Path, pd.DataFrame)) or hasattr(t, 'read')): return [(f'row {i+1}', r) for i, r in enumerate(t)]
+    if isinstance(t, pd.DataFrame): head, rows, top = list(t), [(f'row {i+1}', r) for i, r in enumerate(t.to_dict('records'))], None
     else: head, rows, top = _read_csv(t)
     _known(head, ['node', 'parent'], top)
     return [(w, [r['node'], r['parent'], r.get('weight', 1)]) for w, r in rows]
@@ -593,7 +606,7 @@ def _parent_row(where, r):
     node, parent, w = (*r, 1)[:3]
     return _name(node, where), None if _blank(parent) else _name(parent, where), 1 if _blank(w) else w, where
 
-# %% ../nbs/00_hierarchy.ipynb #8dd972a2
+# %% ../nbs/00_hierarchy.ipynb #9437ba66
 @patch(cls_method=True)
 def from_parents(cls:Hierarchy,
     table,     # a dict from node to parent, rows of node, parent and perhaps weight, a DataFrame or a CSV file
@@ -602,7 +615,7 @@ def from_parents(cls:Hierarchy,
     "A hierarchy from a table of parents"
     return cls._from_edges([_parent_row(w, r) for w, r in _table(table)], name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #732534c8
+# %% ../nbs/00_hierarchy.ipynb #19cbda09
 @patch
 def to_networkx(self:Hierarchy):
     "A `networkx.DiGraph` from parents to children, nodes called by their paths"
@@ -612,18 +625,19 @@ def to_networkx(self:Hierarchy):
         if p: g.add_edge(p[:-1], p, weight=float(self._w[i]))
     return g
 
-# %% ../nbs/00_hierarchy.ipynb #c6472efa
+# %% ../nbs/00_hierarchy.ipynb #a83e77b2
 @patch(cls_method=True)
 def from_networkx(cls:Hierarchy, g, name=None):
     "A hierarchy from a directed graph `g` with edges from parents to children"
-    if not g.is_directed() or g.is_multigraph(): _fail('a hierarchy is a DiGraph with edges from parent to child: `networkx.bfs_tree(g, root)` makes one')
+    if not g.is_directed() or g.is_multigraph(): _fail('edges must run from parent to child in a DiGraph: `networkx.bfs_tree(g, root)` makes one')
     at = dict(g.nodes(data=True))
     nodes = sorted(g, key=lambda n: at[n].get('index', 0))
-    rows = [(n, p, 1 if p is None else g.edges[p,n].get('weight', 1), f'node {n!r}') for n in nodes for p in [*g.predecessors(n)] or [None]]
+    rows = [(n, p, g.edges[p,n].get('weight', 1), f'node {n!r}') for n in nodes for p in g.predecessors(n)]
+    rows += [(n, None, 1, f'node {n!r}') for n in nodes if not g.pred[n]]
     titles = [at[n]['title'] for n in nodes if 'title' in at[n]]
     return cls._from_edges(rows, label=lambda n: at[n].get('name', n), titles=titles or None, name=name or g.graph.get('name'))
 
-# %% ../nbs/00_hierarchy.ipynb #15a8430b
+# %% ../nbs/00_hierarchy.ipynb #27719117
 @patch(cls_method=True)
 def from_nltk(cls:Hierarchy, tree, name=None):
     "A hierarchy from an `nltk.Tree`, or anything that iterates over its children and has a `label()`"
@@ -631,7 +645,7 @@ def from_nltk(cls:Hierarchy, tree, name=None):
     def nested(t): return {t.label(): [nested(c) for c in t]} if hasattr(t, 'label') else t
     return cls.from_nested([nested(c) for c in tree], name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #6f487e70
+# %% ../nbs/00_hierarchy.ipynb #baf2dc22
 def _row_path(cells, where):
     path = tuple(cells[:max((i+1 for i, c in enumerate(cells) if c), default=0)])
     if '' in path: _fail(f'a name is missing before {path[-1]!r}', where)
@@ -646,7 +660,7 @@ def _row_weights(rows, levels, paths):
                 _fail(f"the edge above {'/'.join(path[:j+1])!r} weighs {x} here and {weights[path[:j+1]]:g} before", where)
     return weights
 
-# %% ../nbs/00_hierarchy.ipynb #1c4c62e4
+# %% ../nbs/00_hierarchy.ipynb #7016e913
 @patch(cls_method=True)
 def from_csv(cls:Hierarchy,
     f,           # a path or an open file
@@ -662,7 +676,7 @@ def from_csv(cls:Hierarchy,
     titles = [r['title'] or p[-1] for (_, r), p in zip(rows, paths) if p] if 'title' in {*head} - {*levels} else None
     return cls(paths, _row_weights(rows, levels, paths), titles, name, [w for w, _ in rows])
 
-# %% ../nbs/00_hierarchy.ipynb #4719a3ae
+# %% ../nbs/00_hierarchy.ipynb #c5821d24
 def _write(text, f):
     "Write `text` to the path `f` and return the path, or return the text"
     if f is None: return text
@@ -674,7 +688,7 @@ def _csv_text(rows):
     csv.writer(out, lineterminator='\n').writerows(rows)
     return out.getvalue()
 
-# %% ../nbs/00_hierarchy.ipynb #c3fa3d45
+# %% ../nbs/00_hierarchy.ipynb #72f0ea6a
 @patch
 def to_csv(self:Hierarchy, f=None):
     "Write the tree to the CSV file `f`, or return it as text"
@@ -685,7 +699,7 @@ def to_csv(self:Hierarchy, f=None):
         rows.append([*p, *['']*(self.depth-len(p)), *w, *t])
     return _write(_csv_text(rows), f)
 
-# %% ../nbs/00_hierarchy.ipynb #b62b9e8c
+# %% ../nbs/00_hierarchy.ipynb #c033e951
 class _Placed(dict):
     "A JSON object that knows the place of each key"
     def place(self, k): return self.places[k]
@@ -709,14 +723,14 @@ class _Decoder(json.JSONDecoder):
             return d
         return json.decoder.JSONObject(start, strict, scan, None, build, *args)
 
-# %% ../nbs/00_hierarchy.ipynb #a9da7126
+# %% ../nbs/00_hierarchy.ipynb #6b16e3e9
 def _read_json(f):
     text, label = _read(f)
     try: return _Decoder(text, label).decode(text), label
     except json.JSONDecodeError as e: _fail(f'this is not JSON: {e.msg}', f'{label}, line {e.lineno}')
     except RecursionError: _fail('this is nested too deeply to be read', label)
 
-# %% ../nbs/00_hierarchy.ipynb #8b1376b8
+# %% ../nbs/00_hierarchy.ipynb #dd4feade
 _format = 'hierproto-tree-1'
 
 def _json_tree(d, where):
@@ -729,14 +743,14 @@ def _json_tree(d, where):
     if not isinstance(titles, (list, type(None))): _fail('`titles` is not a list', where)
     return d.get('tree'), {tuple(map(str, p)): w for p, w in weights}, titles, name and str(name)
 
-# %% ../nbs/00_hierarchy.ipynb #6a9b2224
+# %% ../nbs/00_hierarchy.ipynb #c18118fa
 @patch(cls_method=True)
 def from_json(cls:Hierarchy, f, name=None):
     "A hierarchy from the JSON file `f`, a path or an open file"
     tree, weights, titles, own = _json_tree(*_read_json(f))
     return cls.from_nested(tree, weights, titles, name or own)
 
-# %% ../nbs/00_hierarchy.ipynb #1e206747
+# %% ../nbs/00_hierarchy.ipynb #e4f7eb86
 @patch
 def nested(self:Hierarchy):
     "The tree as nested dicts, each class with its number"
@@ -744,20 +758,20 @@ def nested(self:Hierarchy):
     for k, p in enumerate(self.nodes[:len(self)]): functools.reduce(lambda t, n: t.setdefault(n, {}), p[:-1], tree)[p[-1]] = k
     return tree
 
-# %% ../nbs/00_hierarchy.ipynb #c88f2e72
+# %% ../nbs/00_hierarchy.ipynb #28dc7036
 @patch
 def to_json(self:Hierarchy, f=None, **kwargs):
     "Write the tree to the JSON file `f`, or return it as text; `kwargs` are further entries for the file"
     d = dict(format=_format, name=self.name, **kwargs, tree=self.nested(), titles=self.titles, weights=[*self.weights.items()])
     return _write(json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False) + '\n', f)
 
-# %% ../nbs/00_hierarchy.ipynb #96b92de5
+# %% ../nbs/00_hierarchy.ipynb #54a0d50f
 @patch
 def to_csv(self:CostMatrix, f=None):
     "Write the costs to the CSV file `f`, or return them as text"
     return _write(_csv_text([['predicted', *self.leaves], *([n, *map(repr, r)] for n, r in zip(self.leaves, self.D.tolist()))]), f)
 
-# %% ../nbs/00_hierarchy.ipynb #c4b1dc0b
+# %% ../nbs/00_hierarchy.ipynb #281a7569
 def _cost(x, column, where):
     try: return float(x)
     except ValueError: _fail(f'{x!r} is no cost, in the column {column!r}', where)
@@ -767,10 +781,10 @@ def from_csv(cls:CostMatrix, f, warn=True):
     "Costs from the CSV file `f`: rows are predicted classes, columns true ones"
     head, rows, top = _read_csv(f)
     side = [r[head[0]] for _, r in rows]
-    if side != head[1:]: _fail(f'rows and columns are not the same classes in the same order: {_and(side)}; {_and(head[1:])}', top)
+    _same(side, head[1:], top)
     return cls([[_cost(r[n], n, w) for n in side] for w, r in rows], side, warn)
 
-# %% ../nbs/00_hierarchy.ipynb #f43131c4
+# %% ../nbs/00_hierarchy.ipynb #a3872c48
 @functools.lru_cache
 def _named(name):
     trees = resources.files('hierproto')/'trees'
@@ -781,14 +795,14 @@ def _named(name):
 @patch(cls_method=True)
 def named(cls:Hierarchy, name): "The tree called `name` that comes with the library"; return _named(name)
 
-# %% ../nbs/00_hierarchy.ipynb #1fed8a2c
+# %% ../nbs/00_hierarchy.ipynb #37223bc8
 def named_costs(name):
     "Costs by name: `digits_chain` is |i - j|, any other name is that of a tree"
     if name != 'digits_chain': return CostMatrix(Hierarchy.named(name).costs(), Hierarchy.named(name).leaves, warn=False)
     i = torch.arange(10.)
     return CostMatrix((i[:,None] - i).abs())
 
-# %% ../nbs/00_hierarchy.ipynb #a8dea59b
+# %% ../nbs/00_hierarchy.ipynb #74ff9cda
 @patch
 def _under(self:Hierarchy, x):
     "Sum of `x`, a number for each node, over each node and all below it"
@@ -796,7 +810,7 @@ def _under(self:Hierarchy, x):
     for l in range(self.depth, 0, -1): x.index_add_(0, self.parent[self.levels == l], x[self.levels == l])
     return x
 
-# %% ../nbs/00_hierarchy.ipynb #f5b579e5
+# %% ../nbs/00_hierarchy.ipynb #b282b05a
 @patch
 def mean_cost(self:Hierarchy,
     hidden=False,  # over all nodes instead of the leaves
@@ -808,11 +822,12 @@ def mean_cost(self:Hierarchy,
     total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
     return total / max(1, n*n if diagonal else n*(n-1))
 
-# %% ../nbs/00_hierarchy.ipynb #9b17a3ab
+# %% ../nbs/00_hierarchy.ipynb #e306de91
 _published = { # table 1 of the paper; 14 siblings from its section on the scale-free distortion
     'nyudv2': [3, 57, 40, 5.0, np.nan, np.nan, 4.3, 4.3], 'cifar100': [5, 134, 100, 3.8, np.nan, np.nan, 7.0, 7.0],
     'inat19': [7, 1189, 1010, 6.6, 14, 14, 11.0, 11.0], 's2agri': [4, 83, 45, 5.8, np.nan, np.nan, 6.5, 6.5]}
-_columns = ['depth', 'nodes without root', 'leaves', 'branching factor', 'leaves per lowest group', 'siblings per leaf', 'mean D, leaf pairs', 'mean D, all nodes']
+_columns = ['depth', 'nodes without root', 'leaves', 'branching factor', 'leaves per lowest group',
+            'siblings per leaf', 'mean D, leaf pairs', 'mean D, all nodes']
 
 @patch
 def summary(self:Hierarchy):
@@ -823,21 +838,21 @@ def summary(self:Hierarchy):
     rows = {self.name or 'this tree': row, **({f'{self.name}, published': _published[self.name]} if self.name in _published else {})}
     return pd.DataFrame.from_dict(rows, orient='index', columns=_columns).astype({c: int for c in _columns[:3]}).round(2)
 
-# %% ../nbs/00_hierarchy.ipynb #496b53e5
+# %% ../nbs/00_hierarchy.ipynb #8621ff41
 def _linkage(X, names, method, metric):
     "scipy's table of joins for the vectors `X` of the classes `names`, checked"
     X = np.asarray(X, dtype=float)
-    if X.ndim != 2 or len(X) != len(names) or len(X) < 2: _fail(f'{len(names)} names for vectors of shape {X.shape}: there is one row a class, and two at least')
+    if X.ndim != 2 or len(X) != len(names) or len(X) < 2: _fail(f'{len(names)} names for vectors of shape {X.shape}: two rows at least, one a class')
     bad = [n for n, x in zip(names, X) if not np.isfinite(x).all()]
     if bad: _fail(f'the vectors of these classes are not finite: {_and(bad)}')
     Z = clustering.linkage(X, method, metric)
     if not (Z[:,2] > 0).all(): _fail(f'there is no distance between the vectors of {_and(names[i] for i in Z[0,:2].astype(int))}')
-    if not clustering.is_monotonic(Z): _fail(f'{method!r} joins clusters at decreasing distances, which makes no tree: try average, complete or ward')
+    if not clustering.is_monotonic(Z): _fail(f'{method!r} joins at decreasing distances, which makes no tree: try average, complete or ward')
     return Z
 
 def _cluster_name(names, first, n): return f'{names[first]} +{n-1}' if n > 1 else names[first]
 
-# %% ../nbs/00_hierarchy.ipynb #aaee670f
+# %% ../nbs/00_hierarchy.ipynb #54e4c651
 def _dendrogram(Z, names):
     "Rows of node, parent, weight and place for the joins `Z`, and the nodes' names"
     K = len(names)
@@ -849,10 +864,11 @@ def _dendrogram(Z, names):
 
 def _cut(Z, n, names):
     "For each class the name of its cluster when the joins `Z` stop at `n` clusters"
-    _, first, at, size = np.unique(clustering.fcluster(Z, n, 'maxclust'), return_index=True, return_inverse=True, return_counts=True)
+    cut = clustering.fcluster(Z, n, 'maxclust')
+    _, first, at, size = np.unique(cut, return_index=True, return_inverse=True, return_counts=True)
     return [_cluster_name(names, first[a], size[a]) for a in at]
 
-# %% ../nbs/00_hierarchy.ipynb #bdc0c751
+# %% ../nbs/00_hierarchy.ipynb #258dd041
 @patch(cls_method=True)
 def from_vectors(cls:Hierarchy,
     X,                  # one row a class
@@ -869,7 +885,7 @@ def from_vectors(cls:Hierarchy,
     rows, labels = _dendrogram(Z, names)
     return cls._from_edges(rows, label=labels.__getitem__, name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #57dada05
+# %% ../nbs/00_hierarchy.ipynb #3c16a6d5
 @patch
 def collapse(self:Hierarchy):
     "The tree without groups that have a single child or are the root's only one; the edges that remain keep their weights"
@@ -879,7 +895,7 @@ def collapse(self:Hierarchy):
     path = {w[j]: tuple(self.nodes[n][-1] for n in w[:j+1]) for w in ways for j in range(len(w))}
     return Hierarchy([path[k] for k in range(len(self))], {p: self._w[n] for n, p in path.items()}, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #a20f4c45
+# %% ../nbs/00_hierarchy.ipynb #9421387d
 def _wordnet():
     "nltk's WordNet reader"
     try:
@@ -889,7 +905,7 @@ def _wordnet():
     except LookupError: _fail('nltk is here but its WordNet corpus is not: python -m nltk.downloader wordnet')
     return wordnet
 
-# %% ../nbs/00_hierarchy.ipynb #7686d229
+# %% ../nbs/00_hierarchy.ipynb #fa868ea5
 def _sense(wn, name, senses):
     "The synset meant by the class `name`, or None"
     if name in senses: return wn.synset(senses[name])
@@ -910,7 +926,7 @@ def _ways_of(names, wn, senses):
     used = Counter(k for w in ways for k in w)
     return [w if used[w[-1]] > 1 else w[:-1] for w in ways]
 
-# %% ../nbs/00_hierarchy.ipynb #cfac60e6
+# %% ../nbs/00_hierarchy.ipynb #e81aa55d
 @patch(cls_method=True)
 def from_wordnet(cls:Hierarchy,
     names,          # the classes, as nouns
@@ -924,7 +940,7 @@ def from_wordnet(cls:Hierarchy,
     h = cls([(*way, n) for n, way in zip(names, _ways_of(names, wn or _wordnet(), senses or {}))], name=name)
     return h.collapse() if collapse else h
 
-# %% ../nbs/00_hierarchy.ipynb #ce31829b
+# %% ../nbs/00_hierarchy.ipynb #7c6746d8
 @patch
 def _arcs(self:Hierarchy):
     "For each node below the root: number, middle and half of its angle in degrees, inner and outer ring, and colour"
@@ -936,7 +952,7 @@ def _arcs(self:Hierarchy):
         hue = middle[up if leaf and l > 1 else i].item() / 360
         yield i, 90 - middle[i].item(), half[i].item(), l-.4, (self.depth if leaf else l)+.6, colorsys.hls_to_rgb(hue, light, .6)
 
-# %% ../nbs/00_hierarchy.ipynb #9c1568c7
+# %% ../nbs/00_hierarchy.ipynb #94ba5097
 def _fit(text, arc, ring, sizes=(9, 8, 7, 6)):
     "Font size and lines with which `text` fits a field of length `arc` and width `ring`, and whether it runs along the arc"
     for s in sizes:
@@ -946,7 +962,7 @@ def _fit(text, arc, ring, sizes=(9, 8, 7, 6)):
             if long <= .9*arc and high <= .9*ring: return s, lines, True
             if long <= .9*ring and high <= .9*arc: return s, lines, False
 
-# %% ../nbs/00_hierarchy.ipynb #feeee1e1
+# %% ../nbs/00_hierarchy.ipynb #c64528b1
 def _text(ax, text, size, angle, radius, along=False, rim=None):
     "Write `text` at an angle and radius, never upside down; a text on the `rim` begins there"
     flip = 180 < angle % 360 < 360 if along else 90 < angle % 360 < 270
@@ -963,14 +979,14 @@ def _square(ax, K):
     ax.set(xlim=(-R, R), ylim=(-R, R), aspect='equal'); ax.axis('off')
     return ax, R
 
-# %% ../nbs/00_hierarchy.ipynb #1bae8eb1
+# %% ../nbs/00_hierarchy.ipynb #0b706a2c
 @patch
 def _name_group(self:Hierarchy, ax, i, angle, radius, half, ring):
     "Write the name of group `i` into its arc, unless the arc inside has the same name or there is no room"
     name, fit = self.nodes[i][-1], _fit(self.nodes[i][-1].replace('_', ' '), np.radians(2*half)*radius, ring)
     if fit and name not in self.nodes[i][-2:-1]: _text(ax, fit[1], fit[0], angle, radius, along=fit[2])
 
-# %% ../nbs/00_hierarchy.ipynb #aa315f34
+# %% ../nbs/00_hierarchy.ipynb #3602abff
 @patch
 def plot_sunburst(self:Hierarchy,
     ax=None,      # where to draw; None makes a figure that suits the number of classes
@@ -983,25 +999,26 @@ def plot_sunburst(self:Hierarchy,
     rim = .58*s*max(map(len, names)) + 6 if s >= 5 else 2
     ring = (R-rim) / (self.depth + .6)
     for i, angle, half, a, b, colour in self._arcs():
-        ax.add_patch(Wedge((0, 0), ring*b, angle-half, angle+half, width=ring*(b-a), fc=colour, ec='white', lw=i >= K or K <= 200))
+        edge = i >= K or K <= 200
+        ax.add_patch(Wedge((0, 0), ring*b, angle-half, angle+half, width=ring*(b-a), fc=colour, ec='white', lw=edge))
         if i >= K: self._name_group(ax, i, angle, ring*(b-.5), half, ring)
         elif s >= 5: _text(ax, names[i], s, angle, ring*b+4, rim='level' if K <= 20 else 'ray')
     return ax
 
-# %% ../nbs/00_hierarchy.ipynb #dfc21871
+# %% ../nbs/00_hierarchy.ipynb #c0dba4df
 def _plot_matrix(ax, D):
     "Draw `D`; return the axis and its height in points"
     side = 4 if len(D) <= 20 else 6.5
     if ax is None: ax = plt.subplots(figsize=(side*1.15, side), layout='constrained')[1]
     ax.figure.colorbar(ax.imshow(D.cpu(), cmap='YlOrRd', vmin=0), ax=ax, shrink=.7, label='cost')
     ax.set(xlabel='true', ylabel='predicted')
-    return ax, 50 * ax.figure.get_size_inches()[1] * ax.get_position().height
+    return ax, 60 * ax.figure.get_size_inches()[1] * ax.get_position().height
 
 def _ticks(ax, at, names, size=8):
     short = [n if len(n) <= 24 else n[:23] + '…' for n in names]
-    for axis, turn in (ax.xaxis, 90), (ax.yaxis, 0): axis.set_ticks(at, short, rotation=turn, size=size); axis.set_tick_params(length=0)
+    ax.set_xticks(at, short, size=size, rotation=90); ax.set_yticks(at, short, size=size); ax.tick_params(length=0)
 
-# %% ../nbs/00_hierarchy.ipynb #f1bbc251
+# %% ../nbs/00_hierarchy.ipynb #79c2114d
 @patch
 def plot_costs(self:CostMatrix, ax=None):
     "The cost matrix, with as many class names as there is room for"
@@ -1010,7 +1027,7 @@ def plot_costs(self:CostMatrix, ax=None):
     _ticks(ax, range(0, len(self), step), self.leaves[::step])
     return ax
 
-# %% ../nbs/00_hierarchy.ipynb #a62f1eb2
+# %% ../nbs/00_hierarchy.ipynb #7dfdd5f6
 @patch
 def plot_costs(self:Hierarchy,
     ax=None,    # where to draw
