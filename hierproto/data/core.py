@@ -6,7 +6,7 @@
 __all__ = ['TensorDS', 'TensorDL', 'tensor_dls', 'rotate_zoom', 'RotateZoom', 'cached', 'data_roots', 'find_data', 'cache_path',
            'take_fraction', 'random_parts']
 
-# %% ../../nbs/20_data.core.ipynb #2e600f50
+# %% ../../nbs/20_data.core.ipynb #aa1c5a92
 import contextlib, hashlib, math, os, pickle, torch, torch.nn.functional as F
 from pathlib import Path
 from fastcore.all import *
@@ -14,7 +14,7 @@ from fastai.data.all import *
 from fastai.vision.augment import RandTransform
 from fastai.vision.core import *
 
-# %% ../../nbs/20_data.core.ipynb #41effb3d
+# %% ../../nbs/20_data.core.ipynb #8b8bf263
 def _image(x): "`x` as the fastai type that knows how to show it"; return (TensorImageBW if x.shape[-3]==1 else TensorImage)(x)
 
 class TensorDS:
@@ -31,7 +31,7 @@ class TensorDS:
     def __len__(self): return len(self.x)
     def __getitem__(self, i): return (_image(self.x[i]),) if self.y is None else (_image(self.x[i]), TensorCategory(self.y[i]))
 
-# %% ../../nbs/20_data.core.ipynb #3d669819
+# %% ../../nbs/20_data.core.ipynb #da6bfb87
 @patch
 def decode(self:TensorDS, o, full=True):
     "The pair `o` with the name of its class"
@@ -42,7 +42,7 @@ def new_empty(self:TensorDS):
     "The same data set without its items"
     return type(self)(self.x[:0].clone(), None if self.y is None else self.y[:0].clone(), self.vocab, self.split_idx)
 
-# %% ../../nbs/20_data.core.ipynb #a97f32d2
+# %% ../../nbs/20_data.core.ipynb #08cd8b05
 def _pixels(o, like):
     "Picture `o` (file name, PIL image, array or tensor) as a tensor (C, H, W) of the channels of `like`"
     if isinstance(o, (str,Path)): o = Image.open(o)
@@ -57,7 +57,7 @@ def new(self:TensorDS, items):
     if self.x.is_floating_point() and not x.is_floating_point(): x = x.float()/255
     return type(self)(x.to(self.x.dtype), None, self.vocab, 1)
 
-# %% ../../nbs/20_data.core.ipynb #8e6258cc
+# %% ../../nbs/20_data.core.ipynb #0e16bd03
 class TensorDL(TfmdDL):
     "Batches of a `TensorDS` by index"
     def __init__(self, dataset, bs=64, num_workers=0, **kwargs):
@@ -74,7 +74,7 @@ class TensorDL(TfmdDL):
         if dataset is not None and not isinstance(dataset, TensorDS): dataset = self.dataset.new(dataset)
         return super().new(dataset, cls, **kwargs)
 
-# %% ../../nbs/20_data.core.ipynb #ce521140
+# %% ../../nbs/20_data.core.ipynb #e748add2
 def tensor_dls(
     train,          # (x, y) to train on
     valid,          # (x, y) to validate on
@@ -85,15 +85,16 @@ def tensor_dls(
     device=None,    # where batches go; fastai's default device unless given
     path='.',       # where the learner saves
     drop_last=False,# drop the last, smaller batch of training?
-    ds_cls=TensorDS # type of the data sets
+    ds_cls=TensorDS,# type of the data sets
+    test=None       # (x, y) to test on, a third loader; None for none
 ):
     "`DataLoaders` over tensors in memory"
-    dss = [ds_cls(*o, vocab=vocab, split_idx=i) for i,o in enumerate((train,valid))]
+    dss = [ds_cls(*o, vocab=vocab, split_idx=min(i,1)) for i,o in enumerate((train,valid,*[o for o in [test] if o]))]
     dls = DataLoaders(*[TensorDL(ds, bs=b, shuffle=i==0, drop_last=drop_last and i==0, after_batch=L(batch_tfms).copy())
-                        for i,(ds,b) in enumerate(zip(dss, (bs, val_bs or 2*bs)))], path=path)
+                        for i,(ds,b) in enumerate(zip(dss, [bs]+[val_bs or 2*bs]*2))], path=path)
     return dls.to(ifnone(device, default_device()))
 
-# %% ../../nbs/20_data.core.ipynb #b985bf00
+# %% ../../nbs/20_data.core.ipynb #b664bfa7
 def rotate_zoom(
     x,             # pictures (B, C, H, W)
     theta,         # angle of each, in radians (B,)
@@ -106,7 +107,7 @@ def rotate_zoom(
     M = torch.stack([c, -s*h/w, o, s*w/h, c, o], 1).view(-1,2,3)
     return F.grid_sample(x, F.affine_grid(M, x.shape, align_corners=False), mode=mode, align_corners=False)
 
-# %% ../../nbs/20_data.core.ipynb #a52e964d
+# %% ../../nbs/20_data.core.ipynb #bcadfa92
 class RotateZoom(RandTransform):
     "Turn each picture of a batch within `max_deg` degrees and enlarge it by a factor between the two of `zoom`"
     def __init__(self,
@@ -123,7 +124,7 @@ class RotateZoom(RandTransform):
         theta = (2*u[0]-1)*math.radians(self.max_deg)
         return type(x)(rotate_zoom(t, theta, self.zoom[0]+u[1]*(self.zoom[1]-self.zoom[0]), self.mode))
 
-# %% ../../nbs/20_data.core.ipynb #5cc4d313
+# %% ../../nbs/20_data.core.ipynb #2b724b40
 def cached(
     path, # where the value is kept
     f     # computes it, a function of no arguments
@@ -142,7 +143,7 @@ def cached(
         finally: tmp.unlink(missing_ok=True)
     return res
 
-# %% ../../nbs/20_data.core.ipynb #74514717
+# %% ../../nbs/20_data.core.ipynb #cd51573c
 def data_roots(): "Folders that hold data sets: `$HIERPROTO_DATA`, if set, and fastai's"; return [*[Path(o).expanduser() for o in [os.environ.get('HIERPROTO_DATA')] if o], fastai_cfg().path('data')]
 
 def find_data(
@@ -159,10 +160,10 @@ def find_data(
     raise FileNotFoundError(f"{names[0]} is not at {' or '.join(map(str, tried))} (no {has} there). {hint} Put it in one of these folders, "
                             "name its folder as `source`, or set the environment variable HIERPROTO_DATA to the folder that holds it")
 
-# %% ../../nbs/20_data.core.ipynb #3c4ef8aa
+# %% ../../nbs/20_data.core.ipynb #621494cb
 def cache_path(name, *key): "File for tensors of `name`, one for each `key`"; return fastai_cfg().path('data')/'hierproto'/f"{name}_{hashlib.sha1(repr(key).encode()).hexdigest()[:12]}.pt"
 
-# %% ../../nbs/20_data.core.ipynb #a893c815
+# %% ../../nbs/20_data.core.ipynb #07d115c1
 def take_fraction(
     y,           # class of each item (N,)
     fraction=1., # share of each class to take
@@ -177,7 +178,7 @@ def take_fraction(
     rank = torch.arange(len(y)) - F.pad(y.bincount().cumsum(0), (1,0))[y[order]]
     return order[rank < (n*fraction).round().clamp(min=1)].sort().values
 
-# %% ../../nbs/20_data.core.ipynb #d2c16a0f
+# %% ../../nbs/20_data.core.ipynb #e6f59514
 def random_parts(
     n,      # number of items
     shares, # share of each part; they add up to 1
