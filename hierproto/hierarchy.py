@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HierarchyError', 'Hierarchy', 'CostMatrix', 'as_costs', 'as_tree', 'named_costs']
 
-# %% ../nbs/00_hierarchy.ipynb #45e8d27a
+# %% ../nbs/00_hierarchy.ipynb #a343dd8a
 import bisect, colorsys, csv, difflib, functools, hashlib, io, json, re, textwrap, warnings
 from collections import Counter
 from importlib import resources
@@ -13,16 +13,17 @@ from pathlib import Path
 import matplotlib.pyplot as plt, networkx as nx, numpy as np, pandas as pd, torch
 from fastcore.basics import patch
 from matplotlib.patches import Wedge
+from matplotlib.textpath import TextPath
 from scipy.cluster import hierarchy as clustering
 
-# %% ../nbs/00_hierarchy.ipynb #557d5859
+# %% ../nbs/00_hierarchy.ipynb #b2bae7fa
 class HierarchyError(ValueError):
     "A tree, a cost matrix or a list of labels that cannot be used, and why"
 
-# %% ../nbs/00_hierarchy.ipynb #db5a404a
+# %% ../nbs/00_hierarchy.ipynb #fc0f7d34
 def _fail(msg, where=None): raise HierarchyError(f'{where}: {msg}' if where else msg)
 
-# %% ../nbs/00_hierarchy.ipynb #764a5f7b
+# %% ../nbs/00_hierarchy.ipynb #f9dbc07a
 def _name(x, where=None):
     s = ' '.join(str(x).split())
     if not s: _fail('a name is empty', where)
@@ -33,7 +34,7 @@ def _and(names, most=8):
     names = [repr(n) for n in names]
     return ', '.join(names[:most]) + (f' and {len(names)-most} more' if len(names) > most else '')
 
-# %% ../nbs/00_hierarchy.ipynb #6c004d35
+# %% ../nbs/00_hierarchy.ipynb #3204cca0
 def _grow(paths):
     "The way down each of `paths` in node numbers, and parent and name of every node but the root"
     met, ways = {}, []
@@ -43,7 +44,7 @@ def _grow(paths):
         ways.append(way)
     return ways, list(met)
 
-# %% ../nbs/00_hierarchy.ipynb #c9d9c1c3
+# %% ../nbs/00_hierarchy.ipynb #1c037361
 def _check_ways(paths, ways, places):
     "Refuse two of `ways` that end at one node, or one that ends where another goes on"
     end = {}
@@ -64,7 +65,7 @@ def _plant(paths, places=None):
     _check_ways(paths, ways, places)
     return paths, ways, edges
 
-# %% ../nbs/00_hierarchy.ipynb #9f7834c6
+# %% ../nbs/00_hierarchy.ipynb #19bfccb4
 def _leaf_names(paths):
     names = [p[-1] for p in paths]
     for _ in range(2): # the second round is for a name that looks like another's path
@@ -74,7 +75,7 @@ def _leaf_names(paths):
     if twice: _fail(f'two classes cannot be told apart by name: {_and(twice)}')
     return names
 
-# %% ../nbs/00_hierarchy.ipynb #7c0e9ab0
+# %% ../nbs/00_hierarchy.ipynb #d64d7d90
 def _preorder(edges):
     "The nodes of `edges` in preorder, siblings in the order in which they were met"
     below = [[] for _ in range(len(edges)+1)]
@@ -83,7 +84,7 @@ def _preorder(edges):
     while todo: out.append(todo.pop()); todo += reversed(below[out[-1]])
     return out
 
-# %% ../nbs/00_hierarchy.ipynb #bdbdac39
+# %% ../nbs/00_hierarchy.ipynb #a7765fae
 def _weight(x, where=None):
     try: w = float(x)
     except (TypeError, ValueError): _fail(f'the weight {x!r} is not a number', where)
@@ -99,7 +100,7 @@ def _edge_weights(weights, index):
         w[index[p]] = _weight(x, f"the edge above {'/'.join(p)!r}")
     return w
 
-# %% ../nbs/00_hierarchy.ipynb #3d9e7f1f
+# %% ../nbs/00_hierarchy.ipynb #a4f3fc0a
 class Hierarchy:
     "Classes that are the leaves of a tree; a node is a path, leaves come first and the root last"
     def __init__(self,
@@ -122,13 +123,13 @@ class Hierarchy:
     def __setattr__(self, k, v): raise AttributeError(f'a Hierarchy does not change: {k!r} cannot be set')
     def __len__(self): return len(self.leaves)
 
-# %% ../nbs/00_hierarchy.ipynb #e5eb9ef4
+# %% ../nbs/00_hierarchy.ipynb #3149aa9e
 @patch(cls_method=True)
 def from_paths(cls:Hierarchy, paths, weights=None, titles=None, name=None):
     "A hierarchy from one path a class, e.g. `[('animal','cat'), ('stone',)]`"
     return cls([(p,) if isinstance(p, str) else p for p in paths], weights, titles, name)
 
-# %% ../nbs/00_hierarchy.ipynb #d867c1ac
+# %% ../nbs/00_hierarchy.ipynb #fde85867
 @patch(as_prop=True)
 def n_nodes(self:Hierarchy): "Number of nodes, the root included"; return len(self.nodes)
 
@@ -138,14 +139,14 @@ def depth(self:Hierarchy): "Edges from the root to the deepest leaf"; return int
 @patch(as_prop=True)
 def widths(self:Hierarchy): "Number of nodes at each level below the root"; return torch.bincount(self.levels)[1:].tolist()
 
-# %% ../nbs/00_hierarchy.ipynb #11c1b296
+# %% ../nbs/00_hierarchy.ipynb #8e9d50e7
 @patch(as_prop=True)
 def weight(self:Hierarchy): "Weight of the edge above each node, 0 for the root"; return torch.tensor(self._w, dtype=torch.float32)
 
 @patch(as_prop=True)
 def weights(self:Hierarchy): "The edge weights that are not 1, by path"; return {p: float(w) for p, w in zip(self.nodes[:-1], self._w) if w != 1}
 
-# %% ../nbs/00_hierarchy.ipynb #7309a5fa
+# %% ../nbs/00_hierarchy.ipynb #5502488e
 @patch
 def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; return (self.parent == int(i)).nonzero()[:,0].tolist()
 
@@ -153,14 +154,14 @@ def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; re
 def __repr__(self:Hierarchy):
     return f"Hierarchy{f' {self.name!r}' if self.name else ''}: {len(self)} leaves, {self.n_nodes} nodes, widths {'-'.join(map(str, self.widths))}"
 
-# %% ../nbs/00_hierarchy.ipynb #9d5cf28d
+# %% ../nbs/00_hierarchy.ipynb #082165bc
 @patch(as_prop=True)
 def fingerprint(self:Hierarchy):
     "Twelve hexadecimal digits that change with any name, edge, weight or the order of the classes"
     state = [self.nodes[:len(self)], sorted(self.weights.items())]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 
-# %% ../nbs/00_hierarchy.ipynb #7e5d949a
+# %% ../nbs/00_hierarchy.ipynb #f4d5a9f6
 @patch
 def __eq__(self:Hierarchy, other): return isinstance(other, Hierarchy) and self.fingerprint == other.fingerprint
 
@@ -170,13 +171,13 @@ def __hash__(self:Hierarchy): return hash(self.fingerprint)
 @patch
 def __reduce__(self:Hierarchy): return Hierarchy, (self.nodes[:len(self)], self.weights, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #aed25f66
+# %% ../nbs/00_hierarchy.ipynb #2498613e
 @patch
 def paths(self:Hierarchy):
     "Node numbers on the way from the root to each class, one row a class, filled up with -1"
     return torch.tensor([w + [-1]*(self.depth+1-len(w)) for w in self._ways])
 
-# %% ../nbs/00_hierarchy.ipynb #f1c810d4
+# %% ../nbs/00_hierarchy.ipynb #3e62e273
 @patch
 def ancestors(self:Hierarchy, level):
     "Node number of each class's ancestor at `level`; a class that lies higher is its own"
@@ -184,7 +185,7 @@ def ancestors(self:Hierarchy, level):
     at = self.paths()[:,level]
     return torch.where(at >= 0, at, torch.arange(len(self)))
 
-# %% ../nbs/00_hierarchy.ipynb #95f7aa69
+# %% ../nbs/00_hierarchy.ipynb #94f2ceca
 @patch
 def ancestry(self:Hierarchy):
     "Whether class k lies under node i, or is it: a boolean tensor over nodes and classes"
@@ -192,11 +193,11 @@ def ancestry(self:Hierarchy):
     A[self.paths().T, torch.arange(len(self))] = True # the filler -1 is the last row, the root, which holds every class anyway
     return A
 
-# %% ../nbs/00_hierarchy.ipynb #3356f4c0
+# %% ../nbs/00_hierarchy.ipynb #cfe15152
 @patch(as_prop=True)
 def order(self:Hierarchy): "Class numbers in the order of the tree, siblings side by side"; return torch.from_numpy(self._pre[self._pre < len(self)])
 
-# %% ../nbs/00_hierarchy.ipynb #c3fe53cb
+# %% ../nbs/00_hierarchy.ipynb #500e8ef0
 @patch
 def _runs(self:Hierarchy):
     "Where each node's run of classes begins in `order`, and how long it is"
@@ -204,7 +205,7 @@ def _runs(self:Hierarchy):
     np.minimum.at(first, self.paths().numpy(), torch.argsort(self.order).numpy()[:,None]) # the filler -1 is the root, as above
     return torch.from_numpy(first), self.ancestry().sum(1)
 
-# %% ../nbs/00_hierarchy.ipynb #2642a202
+# %% ../nbs/00_hierarchy.ipynb #6db386a5
 def _shorten(text, width): return text if len(text) <= width else text[:width-1].rsplit(' ', 1)[0] + ' …'
 
 @patch
@@ -214,7 +215,7 @@ def _line(self:Hierarchy, i, size):
     name = self.nodes[i][-1] if self.nodes[i] else self.name or 'root'
     return '   '*len(self.nodes[i]) + f'{name} ({size})' + (': ' if own else '') + ', '.join(own)
 
-# %% ../nbs/00_hierarchy.ipynb #0464f76c
+# %% ../nbs/00_hierarchy.ipynb #ffe52f3b
 @patch
 def tree(self:Hierarchy,
     level=None, # the deepest level shown; None shows as many as fit
@@ -226,7 +227,7 @@ def tree(self:Hierarchy,
     if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[groups] <= l).sum() <= lines)
     return '\n'.join(_shorten(self._line(i, size[i]), width) for i in groups if self.levels[i] <= level)
 
-# %% ../nbs/00_hierarchy.ipynb #9bc71f70
+# %% ../nbs/00_hierarchy.ipynb #31bb7b39
 @patch
 def _heights(self:Hierarchy):
     "Length of the way from the root to each node"
@@ -234,14 +235,14 @@ def _heights(self:Hierarchy):
     for l in range(2, self.depth+1): W[levels == l] += W[parent[levels == l]]
     return W
 
-# %% ../nbs/00_hierarchy.ipynb #baeab33e
+# %% ../nbs/00_hierarchy.ipynb #b4349826
 def _cost_rows(W, valley):
     "Rows of the cost matrix of nodes in preorder, from their heights `W` and the lowest parent between neighbours"
     for i in range(len(W)):
         left, right = np.minimum.accumulate(valley[:i][::-1])[::-1], np.minimum.accumulate(valley[i:])
         yield W[i] + W - 2*np.concatenate([left, W[i:i+1], right])
 
-# %% ../nbs/00_hierarchy.ipynb #f60bc602
+# %% ../nbs/00_hierarchy.ipynb #1be96d07
 @patch
 def _skyline(self:Hierarchy, n):
     "Of the nodes below number `n`, in preorder: their numbers, heights, and the lowest parent between neighbours"
@@ -250,7 +251,7 @@ def _skyline(self:Hierarchy, n):
     valley = np.minimum.reduceat(lowest[:at[-1]+1], at[:-1]+1) if n > 1 else lowest[:0]
     return self._pre[at], W[self._pre[at]], valley
 
-# %% ../nbs/00_hierarchy.ipynb #24b7970a
+# %% ../nbs/00_hierarchy.ipynb #de0ae82e
 @patch
 def costs(self:Hierarchy,
     hidden=False # over all nodes, the root last, instead of over the leaves
@@ -261,7 +262,7 @@ def costs(self:Hierarchy,
     for k, row in zip(nodes, _cost_rows(W, valley)): D[k] = torch.from_numpy(row[back])
     return D
 
-# %% ../nbs/00_hierarchy.ipynb #ce138e5c
+# %% ../nbs/00_hierarchy.ipynb #67efbe03
 def _minima(x):
     "Row s holds the minimum of `x` over the 2**s places from each one on"
     T = [x]
@@ -273,7 +274,7 @@ def _range_min(T, a, b):
     s = (torch.frexp((b-a+1).double()).exponent - 1).long()
     return torch.minimum(T[s, a], T[s, b + 1 - 2**s])
 
-# %% ../nbs/00_hierarchy.ipynb #8329d5ec
+# %% ../nbs/00_hierarchy.ipynb #f55ca7f5
 def _indices(n, *idx):
     "Tensors of node numbers, broadcast against each other and checked to be below `n`"
     idx = torch.broadcast_tensors(*map(torch.as_tensor, idx))
@@ -281,7 +282,7 @@ def _indices(n, *idx):
         if i.numel() and not (0 <= i.min() and i.max() < n): _fail(f'class numbers run from 0 to {n-1}, not from {i.min()} to {i.max()}')
     return [i.long() for i in idx]
 
-# %% ../nbs/00_hierarchy.ipynb #a20a4b34
+# %% ../nbs/00_hierarchy.ipynb #0a2d7288
 @patch
 def _meetings(self:Hierarchy):
     "Preorder position and height of each node, and the table of minima of the skyline"
@@ -291,7 +292,7 @@ def _meetings(self:Hierarchy):
         self.__dict__['_lca'] = torch.from_numpy(np.argsort(self._pre)), torch.from_numpy(W), _minima(skyline)
     return self._lca
 
-# %% ../nbs/00_hierarchy.ipynb #f061bddb
+# %% ../nbs/00_hierarchy.ipynb #56de8524
 @patch
 def pair_costs(self:Hierarchy, i, j):
     "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
@@ -301,7 +302,7 @@ def pair_costs(self:Hierarchy, i, j):
     meet = torch.where(a == b, W[i], _range_min(T, torch.minimum(a+1, b), b))
     return (W[i] + W[j] - 2*meet).float()
 
-# %% ../nbs/00_hierarchy.ipynb #b4f35578
+# %% ../nbs/00_hierarchy.ipynb #8101ea94
 def _unique(names):
     names = [_name(n) for n in names]
     twice = [n for n, c in Counter(names).items() if c > 1]
@@ -318,7 +319,7 @@ def _near(name, leaves):
     same = [l for l in leaves if l.endswith('/' + name)] # one of several classes of this name
     return same or difflib.get_close_matches(name, leaves, 1)
 
-# %% ../nbs/00_hierarchy.ipynb #b5da71ac
+# %% ../nbs/00_hierarchy.ipynb #f8e06868
 def _complain(missing, left, leaves):
     "Say which names are `missing` from `leaves` and which leaves are `left` over, if any"
     msg = [f'no class is called {_and(missing)}'] if missing else []
@@ -326,7 +327,7 @@ def _complain(missing, left, leaves):
     if left: msg.append(f'left over: {_and(left)} (`subset` drops classes)')
     if msg: _fail('; '.join(msg))
 
-# %% ../nbs/00_hierarchy.ipynb #81ec1c32
+# %% ../nbs/00_hierarchy.ipynb #e5581531
 @patch
 def _find(self:Hierarchy, names): return _match(self.leaves, names, {'/'.join(p): i for i, p in enumerate(self.nodes[:len(self)])})
 
@@ -336,7 +337,7 @@ def _take(self:Hierarchy, idx):
     weights = {self.nodes[n]: self._w[n] for n in kept}
     return Hierarchy([self.nodes[i] for i in idx], weights, self.titles and [self.titles[i] for i in idx], self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #43f2188e
+# %% ../nbs/00_hierarchy.ipynb #5c49dc09
 @patch
 def subset(self:Hierarchy, names):
     "The part of the tree that holds the classes `names`, in their order"
@@ -344,7 +345,7 @@ def subset(self:Hierarchy, names):
     _complain(missing, [], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #c1ea4ab1
+# %% ../nbs/00_hierarchy.ipynb #626fb417
 @patch
 def align(self:Hierarchy, vocab):
     "The same tree with its leaves in the order of `vocab`, matched by name"
@@ -352,7 +353,7 @@ def align(self:Hierarchy, vocab):
     _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #9f0b009c
+# %% ../nbs/00_hierarchy.ipynb #b42d6fd6
 def _check_costs(D, names):
     "Refuse a matrix `D` that cannot be costs between `names`"
     if D.ndim != 2 or D.shape[0] != D.shape[1] or not len(D): _fail(f'a cost matrix is square: this one has shape {tuple(D.shape)}')
@@ -364,7 +365,7 @@ def _check_costs(D, names):
         cases = [f'{D[i,j]:g} for predicting {names[i]!r} when {names[j]!r} is true' for i, j in bad.nonzero()[:4].tolist()]
         if cases: _fail(f"{rule}: {', '.join(cases)}")
 
-# %% ../nbs/00_hierarchy.ipynb #4119dc38
+# %% ../nbs/00_hierarchy.ipynb #552c59d5
 def _detour(D, names):
     "Words for the worst breach of the triangle inequality in `D`, or None"
     stops = torch.arange(len(D)) if len(D) <= 512 else torch.linspace(0, len(D)-1, 64).long()
@@ -383,7 +384,7 @@ def _warn_costs(D, names):
         warnings.warn(f'the costs are not symmetric: {case}', stacklevel=3)
     if d := _detour(D, names): warnings.warn(f'the costs break the triangle inequality: {d}', stacklevel=3)
 
-# %% ../nbs/00_hierarchy.ipynb #bda16681
+# %% ../nbs/00_hierarchy.ipynb #9063d7e3
 def _tensor(D):
     if not isinstance(D, torch.Tensor):
         try: return torch.from_numpy(np.array(D, dtype=np.float32))
@@ -400,7 +401,7 @@ def _names_of(D, names):
         _same(list(D.index), names)
     return _unique(range(len(D) if np.ndim(D) else 0) if names is None else names)
 
-# %% ../nbs/00_hierarchy.ipynb #5b09f180
+# %% ../nbs/00_hierarchy.ipynb #61d40195
 class CostMatrix:
     "Costs `D[predicted, true]` with the names of the classes"
     def __init__(self,
@@ -415,7 +416,7 @@ class CostMatrix:
     def __getitem__(self, i): return self.D[i]
     def __repr__(self): return f'CostMatrix: {len(self)} classes, {_and(self.leaves, 3)}'
 
-# %% ../nbs/00_hierarchy.ipynb #4300a668
+# %% ../nbs/00_hierarchy.ipynb #9edf85a4
 @patch(cls_method=True)
 def __torch_function__(cls:CostMatrix, func, types, args=(), kwargs=None):
     def plain(o): return o.D if isinstance(o, CostMatrix) else type(o)(map(plain, o)) if type(o) in (list, tuple) else o
@@ -427,7 +428,7 @@ def __array__(self:CostMatrix, dtype=None, copy=None): return np.array(self.D.nu
 @patch(as_prop=True)
 def shape(self:CostMatrix): return self.D.shape
 
-# %% ../nbs/00_hierarchy.ipynb #1ca84c46
+# %% ../nbs/00_hierarchy.ipynb #992e1f4b
 @patch
 def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor; there are no `hidden` nodes without a tree"
@@ -440,11 +441,11 @@ def pair_costs(self:CostMatrix, i, j):
     i, j = _indices(len(self), i, j)
     return self.D.to(i.device)[i, j]
 
-# %% ../nbs/00_hierarchy.ipynb #8b8ea2f4
+# %% ../nbs/00_hierarchy.ipynb #30685377
 @patch
 def _take(self:CostMatrix, idx): return CostMatrix(self.D[idx][:,idx], [self.leaves[i] for i in idx], warn=False)
 
-# %% ../nbs/00_hierarchy.ipynb #44e2e2ca
+# %% ../nbs/00_hierarchy.ipynb #76801a55
 @patch
 def subset(self:CostMatrix, names):
     "Costs among the classes `names`, in their order"
@@ -452,7 +453,7 @@ def subset(self:CostMatrix, names):
     _complain(missing, [], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #ffd4b733
+# %% ../nbs/00_hierarchy.ipynb #6f6f2450
 @patch
 def align(self:CostMatrix, vocab):
     "The same costs with the classes in the order of `vocab`, matched by name"
@@ -460,13 +461,13 @@ def align(self:CostMatrix, vocab):
     _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #5bf32804
+# %% ../nbs/00_hierarchy.ipynb #ce720044
 @patch(as_prop=True)
 def fingerprint(self:CostMatrix):
     "Twelve hexadecimal digits that change with any name or cost"
     return hashlib.sha256(json.dumps([self.leaves, self.D.tolist()]).encode()).hexdigest()[:12]
 
-# %% ../nbs/00_hierarchy.ipynb #c233b2d1
+# %% ../nbs/00_hierarchy.ipynb #8a532234
 def as_costs(
     D,            # a Hierarchy, CostMatrix, tensor, array, nested lists or DataFrame
     hidden=False, # costs over all nodes of the tree
@@ -475,13 +476,13 @@ def as_costs(
     if not isinstance(D, (Hierarchy, CostMatrix)): D = CostMatrix(D, warn=False)
     return D.costs(hidden)
 
-# %% ../nbs/00_hierarchy.ipynb #a78fb231
+# %% ../nbs/00_hierarchy.ipynb #5142c816
 def as_tree(h, who):
     "`h` if it is a tree, else an error that says `who` needs one"
     if not isinstance(h, Hierarchy): _fail(f'{who} needs a tree: give a Hierarchy instead of a {type(h).__name__}')
     return h
 
-# %% ../nbs/00_hierarchy.ipynb #246bdace
+# %% ../nbs/00_hierarchy.ipynb #31d8dea4
 def _below(t, path, where):
     "Name, content and place of what lies in `t`"
     if isinstance(t, dict): below = [(k, v, t.place(k) if hasattr(t, 'place') else where) for k, v in t.items()]
@@ -491,7 +492,7 @@ def _below(t, path, where):
     if not below: _fail(f"the group {'/'.join(path) or 'root'!r} is empty: write None for a class", where)
     return below
 
-# %% ../nbs/00_hierarchy.ipynb #4af06ebf
+# %% ../nbs/00_hierarchy.ipynb #a784b0f3
 def _class_order(numbers, paths, places):
     "Positions of `paths` in the order of their class `numbers`, where given"
     if all(n is None for n in numbers): return range(len(paths))
@@ -503,7 +504,7 @@ def _class_order(numbers, paths, places):
         seen[n] = p
     return np.argsort(numbers)
 
-# %% ../nbs/00_hierarchy.ipynb #6826685c
+# %% ../nbs/00_hierarchy.ipynb #43cd43da
 @patch(cls_method=True)
 def from_nested(cls:Hierarchy, tree, weights=None, titles=None, name=None):
     "A hierarchy from nested dicts and lists, e.g. `{'animal': ['cat','dog'], 'stone': None}`"
@@ -515,7 +516,7 @@ def from_nested(cls:Hierarchy, tree, weights=None, titles=None, name=None):
     order = _class_order(*zip(*found))
     return cls([found[i][1] for i in order], weights, titles, name, [found[i][2] or '/'.join(found[i][1]) for i in order])
 
-# %% ../nbs/00_hierarchy.ipynb #ea11b62e
+# %% ../nbs/00_hierarchy.ipynb #c4d1775e
 def _climb(up, places):
     "The way from the root down to each node of `up`, a dict of parents"
     ways = {None: ()}
@@ -527,7 +528,7 @@ def _climb(up, places):
         for m in reversed(way): ways[m] = (*ways[up[m]], m)
     return ways
 
-# %% ../nbs/00_hierarchy.ipynb #6feebdc1
+# %% ../nbs/00_hierarchy.ipynb #732aa818
 def _parents(rows):
     "Dicts of parents, weights and places from `rows` of node, parent, weight and place; a parent without a row of its own is a root"
     up, weight, places = {}, {}, {}
@@ -554,7 +555,7 @@ def _from_edges(cls:Hierarchy, rows, label=str, **kwargs):
     weights = {paths[n]: w for n, w in weight.items() if up[n] is not None}
     return cls([paths[n] for n in leaves], weights, places=[places[n] for n in leaves], **kwargs)
 
-# %% ../nbs/00_hierarchy.ipynb #0b54b09d
+# %% ../nbs/00_hierarchy.ipynb #ff5f5a5f
 def _read(f):
     "Text of `f`, a path or an open file, and what to call it in a complaint"
     label = str(getattr(f, 'name', 'the file')) if hasattr(f, 'read') else str(f)
@@ -574,7 +575,7 @@ def _csv_lines(f):
     if not out: _fail('the file is empty', label)
     return out
 
-# %% ../nbs/00_hierarchy.ipynb #32af00e1
+# %% ../nbs/00_hierarchy.ipynb #d43ff395
 def _known(columns, wanted, where=None):
     unknown = [c for c in wanted if c not in columns]
     if unknown: _fail(f'no column is called {_and(unknown)}; there are {_and(columns)}', where)
@@ -588,7 +589,7 @@ def _read_csv(f):
         if len(r) > len(head): _fail(f'{len(r)} cells in a table of {len(head)} columns', w)
     return head, [(w, dict(zip(head, r + ['']*len(head)))) for w, r in rows], top
 
-# %% ../nbs/00_hierarchy.ipynb #ae6d60b8
+# %% ../nbs/00_hierarchy.ipynb #f425f101
 def _table(t):
     "Place and cells of each row of the table of parents `t`"
     if isinstance(t, dict): t = list(t.items())
@@ -606,7 +607,7 @@ def _parent_row(where, r):
     node, parent, w = (*r, 1)[:3]
     return _name(node, where), None if _blank(parent) else _name(parent, where), 1 if _blank(w) else w, where
 
-# %% ../nbs/00_hierarchy.ipynb #9437ba66
+# %% ../nbs/00_hierarchy.ipynb #4df5ce97
 @patch(cls_method=True)
 def from_parents(cls:Hierarchy,
     table,     # a dict from node to parent, rows of node, parent and perhaps weight, a DataFrame or a CSV file
@@ -615,7 +616,7 @@ def from_parents(cls:Hierarchy,
     "A hierarchy from a table of parents"
     return cls._from_edges([_parent_row(w, r) for w, r in _table(table)], name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #19cbda09
+# %% ../nbs/00_hierarchy.ipynb #7e1961bc
 @patch
 def to_networkx(self:Hierarchy):
     "A `networkx.DiGraph` from parents to children, nodes called by their paths"
@@ -625,7 +626,7 @@ def to_networkx(self:Hierarchy):
         if p: g.add_edge(p[:-1], p, weight=float(self._w[i]))
     return g
 
-# %% ../nbs/00_hierarchy.ipynb #a83e77b2
+# %% ../nbs/00_hierarchy.ipynb #548b4889
 @patch(cls_method=True)
 def from_networkx(cls:Hierarchy, g, name=None):
     "A hierarchy from a directed graph `g` with edges from parents to children"
@@ -637,7 +638,7 @@ def from_networkx(cls:Hierarchy, g, name=None):
     titles = [at[n]['title'] for n in nodes if 'title' in at[n]]
     return cls._from_edges(rows, label=lambda n: at[n].get('name', n), titles=titles or None, name=name or g.graph.get('name'))
 
-# %% ../nbs/00_hierarchy.ipynb #27719117
+# %% ../nbs/00_hierarchy.ipynb #67344985
 @patch(cls_method=True)
 def from_nltk(cls:Hierarchy, tree, name=None):
     "A hierarchy from an `nltk.Tree`, or anything that iterates over its children and has a `label()`"
@@ -645,7 +646,7 @@ def from_nltk(cls:Hierarchy, tree, name=None):
     def nested(t): return {t.label(): [nested(c) for c in t]} if hasattr(t, 'label') else t
     return cls.from_nested([nested(c) for c in tree], name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #baf2dc22
+# %% ../nbs/00_hierarchy.ipynb #2ddd6cf8
 def _row_path(cells, where):
     path = tuple(cells[:max((i+1 for i, c in enumerate(cells) if c), default=0)])
     if '' in path: _fail(f'a name is missing before {path[-1]!r}', where)
@@ -660,7 +661,7 @@ def _row_weights(rows, levels, paths):
                 _fail(f"the edge above {'/'.join(path[:j+1])!r} weighs {x} here and {weights[path[:j+1]]:g} before", where)
     return weights
 
-# %% ../nbs/00_hierarchy.ipynb #7016e913
+# %% ../nbs/00_hierarchy.ipynb #41f4f501
 @patch(cls_method=True)
 def from_csv(cls:Hierarchy,
     f,           # a path or an open file
@@ -676,7 +677,7 @@ def from_csv(cls:Hierarchy,
     titles = [r['title'] or p[-1] for (_, r), p in zip(rows, paths) if p] if 'title' in {*head} - {*levels} else None
     return cls(paths, _row_weights(rows, levels, paths), titles, name, [w for w, _ in rows])
 
-# %% ../nbs/00_hierarchy.ipynb #c5821d24
+# %% ../nbs/00_hierarchy.ipynb #e3641c68
 def _write(text, f):
     "Write `text` to the path `f` and return the path, or return the text"
     if f is None: return text
@@ -688,7 +689,7 @@ def _csv_text(rows):
     csv.writer(out, lineterminator='\n').writerows(rows)
     return out.getvalue()
 
-# %% ../nbs/00_hierarchy.ipynb #72f0ea6a
+# %% ../nbs/00_hierarchy.ipynb #07911836
 @patch
 def to_csv(self:Hierarchy, f=None):
     "Write the tree to the CSV file `f`, or return it as text"
@@ -699,7 +700,7 @@ def to_csv(self:Hierarchy, f=None):
         rows.append([*p, *['']*(self.depth-len(p)), *w, *t])
     return _write(_csv_text(rows), f)
 
-# %% ../nbs/00_hierarchy.ipynb #c033e951
+# %% ../nbs/00_hierarchy.ipynb #fff39d26
 class _Placed(dict):
     "A JSON object that knows the place of each key"
     def place(self, k): return self.places[k]
@@ -723,14 +724,14 @@ class _Decoder(json.JSONDecoder):
             return d
         return json.decoder.JSONObject(start, strict, scan, None, build, *args)
 
-# %% ../nbs/00_hierarchy.ipynb #6b16e3e9
+# %% ../nbs/00_hierarchy.ipynb #642900b4
 def _read_json(f):
     text, label = _read(f)
     try: return _Decoder(text, label).decode(text), label
     except json.JSONDecodeError as e: _fail(f'this is not JSON: {e.msg}', f'{label}, line {e.lineno}')
     except RecursionError: _fail('this is nested too deeply to be read', label)
 
-# %% ../nbs/00_hierarchy.ipynb #dd4feade
+# %% ../nbs/00_hierarchy.ipynb #ef47e594
 _format = 'hierproto-tree-1'
 
 def _json_tree(d, where):
@@ -743,14 +744,14 @@ def _json_tree(d, where):
     if not isinstance(titles, (list, type(None))): _fail('`titles` is not a list', where)
     return d.get('tree'), {tuple(map(str, p)): w for p, w in weights}, titles, name and str(name)
 
-# %% ../nbs/00_hierarchy.ipynb #c18118fa
+# %% ../nbs/00_hierarchy.ipynb #90d9c986
 @patch(cls_method=True)
 def from_json(cls:Hierarchy, f, name=None):
     "A hierarchy from the JSON file `f`, a path or an open file"
     tree, weights, titles, own = _json_tree(*_read_json(f))
     return cls.from_nested(tree, weights, titles, name or own)
 
-# %% ../nbs/00_hierarchy.ipynb #e4f7eb86
+# %% ../nbs/00_hierarchy.ipynb #bf06900e
 @patch
 def nested(self:Hierarchy):
     "The tree as nested dicts, each class with its number"
@@ -758,20 +759,20 @@ def nested(self:Hierarchy):
     for k, p in enumerate(self.nodes[:len(self)]): functools.reduce(lambda t, n: t.setdefault(n, {}), p[:-1], tree)[p[-1]] = k
     return tree
 
-# %% ../nbs/00_hierarchy.ipynb #28dc7036
+# %% ../nbs/00_hierarchy.ipynb #5e8109c3
 @patch
 def to_json(self:Hierarchy, f=None, **kwargs):
     "Write the tree to the JSON file `f`, or return it as text; `kwargs` are further entries for the file"
     d = dict(format=_format, name=self.name, **kwargs, tree=self.nested(), titles=self.titles, weights=[*self.weights.items()])
     return _write(json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False) + '\n', f)
 
-# %% ../nbs/00_hierarchy.ipynb #54a0d50f
+# %% ../nbs/00_hierarchy.ipynb #1b44f1ca
 @patch
 def to_csv(self:CostMatrix, f=None):
     "Write the costs to the CSV file `f`, or return them as text"
     return _write(_csv_text([['predicted', *self.leaves], *([n, *map(repr, r)] for n, r in zip(self.leaves, self.D.tolist()))]), f)
 
-# %% ../nbs/00_hierarchy.ipynb #281a7569
+# %% ../nbs/00_hierarchy.ipynb #a1d10708
 def _cost(x, column, where):
     try: return float(x)
     except ValueError: _fail(f'{x!r} is no cost, in the column {column!r}', where)
@@ -784,7 +785,7 @@ def from_csv(cls:CostMatrix, f, warn=True):
     _same(side, head[1:], top)
     return cls([[_cost(r[n], n, w) for n in side] for w, r in rows], side, warn)
 
-# %% ../nbs/00_hierarchy.ipynb #a3872c48
+# %% ../nbs/00_hierarchy.ipynb #208a8d22
 @functools.lru_cache
 def _named(name):
     trees = resources.files('hierproto')/'trees'
@@ -795,14 +796,14 @@ def _named(name):
 @patch(cls_method=True)
 def named(cls:Hierarchy, name): "The tree called `name` that comes with the library"; return _named(name)
 
-# %% ../nbs/00_hierarchy.ipynb #37223bc8
+# %% ../nbs/00_hierarchy.ipynb #ef733360
 def named_costs(name):
     "Costs by name: `digits_chain` is |i - j|, any other name is that of a tree"
     if name != 'digits_chain': return CostMatrix(Hierarchy.named(name).costs(), Hierarchy.named(name).leaves, warn=False)
     i = torch.arange(10.)
     return CostMatrix((i[:,None] - i).abs())
 
-# %% ../nbs/00_hierarchy.ipynb #74ff9cda
+# %% ../nbs/00_hierarchy.ipynb #311f968c
 @patch
 def _under(self:Hierarchy, x):
     "Sum of `x`, a number for each node, over each node and all below it"
@@ -810,7 +811,7 @@ def _under(self:Hierarchy, x):
     for l in range(self.depth, 0, -1): x.index_add_(0, self.parent[self.levels == l], x[self.levels == l])
     return x
 
-# %% ../nbs/00_hierarchy.ipynb #b282b05a
+# %% ../nbs/00_hierarchy.ipynb #84959228
 @patch
 def mean_cost(self:Hierarchy,
     hidden=False,  # over all nodes instead of the leaves
@@ -822,7 +823,7 @@ def mean_cost(self:Hierarchy,
     total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
     return total / max(1, n*n if diagonal else n*(n-1))
 
-# %% ../nbs/00_hierarchy.ipynb #e306de91
+# %% ../nbs/00_hierarchy.ipynb #c005d5df
 _published = { # table 1 of the paper; 14 siblings from its section on the scale-free distortion
     'nyudv2': [3, 57, 40, 5.0, np.nan, np.nan, 4.3, 4.3], 'cifar100': [5, 134, 100, 3.8, np.nan, np.nan, 7.0, 7.0],
     'inat19': [7, 1189, 1010, 6.6, 14, 14, 11.0, 11.0], 's2agri': [4, 83, 45, 5.8, np.nan, np.nan, 6.5, 6.5]}
@@ -838,7 +839,7 @@ def summary(self:Hierarchy):
     rows = {self.name or 'this tree': row, **({f'{self.name}, published': _published[self.name]} if self.name in _published else {})}
     return pd.DataFrame.from_dict(rows, orient='index', columns=_columns).astype({c: int for c in _columns[:3]}).round(2)
 
-# %% ../nbs/00_hierarchy.ipynb #8621ff41
+# %% ../nbs/00_hierarchy.ipynb #faf9f8de
 def _linkage(X, names, method, metric):
     "scipy's table of joins for the vectors `X` of the classes `names`, checked"
     X = np.asarray(X, dtype=float)
@@ -852,7 +853,7 @@ def _linkage(X, names, method, metric):
 
 def _cluster_name(names, first, n): return f'{names[first]} +{n-1}' if n > 1 else names[first]
 
-# %% ../nbs/00_hierarchy.ipynb #54e4c651
+# %% ../nbs/00_hierarchy.ipynb #d375086a
 def _dendrogram(Z, names):
     "Rows of node, parent, weight and place for the joins `Z`, and the nodes' names"
     K = len(names)
@@ -868,7 +869,7 @@ def _cut(Z, n, names):
     _, first, at, size = np.unique(cut, return_index=True, return_inverse=True, return_counts=True)
     return [_cluster_name(names, first[a], size[a]) for a in at]
 
-# %% ../nbs/00_hierarchy.ipynb #258dd041
+# %% ../nbs/00_hierarchy.ipynb #c5537ff1
 @patch(cls_method=True)
 def from_vectors(cls:Hierarchy,
     X,                  # one row a class
@@ -885,7 +886,7 @@ def from_vectors(cls:Hierarchy,
     rows, labels = _dendrogram(Z, names)
     return cls._from_edges(rows, label=labels.__getitem__, name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #3c16a6d5
+# %% ../nbs/00_hierarchy.ipynb #79257036
 @patch
 def collapse(self:Hierarchy):
     "The tree without groups that have a single child or are the root's only one; the edges that remain keep their weights"
@@ -895,7 +896,7 @@ def collapse(self:Hierarchy):
     path = {w[j]: tuple(self.nodes[n][-1] for n in w[:j+1]) for w in ways for j in range(len(w))}
     return Hierarchy([path[k] for k in range(len(self))], {p: self._w[n] for n, p in path.items()}, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #9421387d
+# %% ../nbs/00_hierarchy.ipynb #4b9a70c0
 def _wordnet():
     "nltk's WordNet reader"
     try:
@@ -905,7 +906,7 @@ def _wordnet():
     except LookupError: _fail('nltk is here but its WordNet corpus is not: python -m nltk.downloader wordnet')
     return wordnet
 
-# %% ../nbs/00_hierarchy.ipynb #fa868ea5
+# %% ../nbs/00_hierarchy.ipynb #ab312c3e
 def _sense(wn, name, senses):
     "The synset meant by the class `name`, or None"
     if name in senses: return wn.synset(senses[name])
@@ -926,7 +927,7 @@ def _ways_of(names, wn, senses):
     used = Counter(k for w in ways for k in w)
     return [w if used[w[-1]] > 1 else w[:-1] for w in ways]
 
-# %% ../nbs/00_hierarchy.ipynb #e81aa55d
+# %% ../nbs/00_hierarchy.ipynb #dbe2dedc
 @patch(cls_method=True)
 def from_wordnet(cls:Hierarchy,
     names,          # the classes, as nouns
@@ -940,7 +941,7 @@ def from_wordnet(cls:Hierarchy,
     h = cls([(*way, n) for n, way in zip(names, _ways_of(names, wn or _wordnet(), senses or {}))], name=name)
     return h.collapse() if collapse else h
 
-# %% ../nbs/00_hierarchy.ipynb #7c6746d8
+# %% ../nbs/00_hierarchy.ipynb #329baa7f
 @patch
 def _arcs(self:Hierarchy):
     "For each node below the root: number, middle and half of its angle in degrees, inner and outer ring, and colour"
@@ -952,17 +953,20 @@ def _arcs(self:Hierarchy):
         hue = middle[up if leaf and l > 1 else i].item() / 360
         yield i, 90 - middle[i].item(), half[i].item(), l-.4, (self.depth if leaf else l)+.6, colorsys.hls_to_rgb(hue, light, .6)
 
-# %% ../nbs/00_hierarchy.ipynb #94ba5097
-def _fit(text, arc, ring, sizes=(9, 8, 7, 6)):
+# %% ../nbs/00_hierarchy.ipynb #b8c2fec5
+@functools.lru_cache(maxsize=10_000)
+def _width(text): "Width of `text` in a font of size 1"; return TextPath((0, 0), text, size=100).get_extents().width / 100
+
+def _fit(text, arc, ring, sizes=(9, 8, 7, 6, 5)):
     "Font size and lines with which `text` fits a field of length `arc` and width `ring`, and whether it runs along the arc"
     for s in sizes:
         for lines in dict.fromkeys([text, *(textwrap.fill(text, n, break_long_words=False) for n in (20, 16, 12, 7))]):
             rows = lines.split('\n')
-            long, high = .62*s*max(map(len, rows)) + 3, 1.25*s*len(rows)
+            long, high = s*max(map(_width, rows)) + 2, 1.25*s*len(rows)
             if long <= .9*arc and high <= .9*ring: return s, lines, True
             if long <= .9*ring and high <= .9*arc: return s, lines, False
 
-# %% ../nbs/00_hierarchy.ipynb #c64528b1
+# %% ../nbs/00_hierarchy.ipynb #eb355d48
 def _text(ax, text, size, angle, radius, along=False, rim=None):
     "Write `text` at an angle and radius, never upside down; a text on the `rim` begins there"
     flip = 180 < angle % 360 < 360 if along else 90 < angle % 360 < 270
@@ -979,14 +983,14 @@ def _square(ax, K):
     ax.set(xlim=(-R, R), ylim=(-R, R), aspect='equal'); ax.axis('off')
     return ax, R
 
-# %% ../nbs/00_hierarchy.ipynb #0b706a2c
+# %% ../nbs/00_hierarchy.ipynb #9752851a
 @patch
 def _name_group(self:Hierarchy, ax, i, angle, radius, half, ring):
     "Write the name of group `i` into its arc, unless the arc inside has the same name or there is no room"
     name, fit = self.nodes[i][-1], _fit(self.nodes[i][-1].replace('_', ' '), np.radians(2*half)*radius, ring)
     if fit and name not in self.nodes[i][-2:-1]: _text(ax, fit[1], fit[0], angle, radius, along=fit[2])
 
-# %% ../nbs/00_hierarchy.ipynb #3602abff
+# %% ../nbs/00_hierarchy.ipynb #441f2bc5
 @patch
 def plot_sunburst(self:Hierarchy,
     ax=None,      # where to draw; None makes a figure that suits the number of classes
@@ -996,7 +1000,7 @@ def plot_sunburst(self:Hierarchy,
     K, names = len(self), self.titles if titles and self.titles else [p[-1] for p in self.nodes[:len(self)]]
     ax, R = _square(ax, K)
     s = min(9., 2*np.pi*(R-60)/K/1.15)
-    rim = .58*s*max(map(len, names)) + 6 if s >= 5 else 2
+    rim = s*max(map(_width, names)) + 6 if s >= 5 else 2
     ring = (R-rim) / (self.depth + .6)
     for i, angle, half, a, b, colour in self._arcs():
         edge = i >= K or K <= 200
@@ -1005,7 +1009,7 @@ def plot_sunburst(self:Hierarchy,
         elif s >= 5: _text(ax, names[i], s, angle, ring*b+4, rim='level' if K <= 20 else 'ray')
     return ax
 
-# %% ../nbs/00_hierarchy.ipynb #c0dba4df
+# %% ../nbs/00_hierarchy.ipynb #e1f185f6
 def _plot_matrix(ax, D):
     "Draw `D`; return the axis and its height in points"
     side = 4 if len(D) <= 20 else 6.5
@@ -1018,7 +1022,7 @@ def _ticks(ax, at, names, size=8):
     short = [n if len(n) <= 24 else n[:23] + '…' for n in names]
     ax.set_xticks(at, short, size=size, rotation=90); ax.set_yticks(at, short, size=size); ax.tick_params(length=0)
 
-# %% ../nbs/00_hierarchy.ipynb #79c2114d
+# %% ../nbs/00_hierarchy.ipynb #cb6ffc2d
 @patch
 def plot_costs(self:CostMatrix, ax=None):
     "The cost matrix, with as many class names as there is room for"
@@ -1027,7 +1031,7 @@ def plot_costs(self:CostMatrix, ax=None):
     _ticks(ax, range(0, len(self), step), self.leaves[::step])
     return ax
 
-# %% ../nbs/00_hierarchy.ipynb #7dfdd5f6
+# %% ../nbs/00_hierarchy.ipynb #5d691c5e
 @patch
 def plot_costs(self:Hierarchy,
     ax=None,    # where to draw
