@@ -1,0 +1,65 @@
+"A sweep that is killed at random moments, or shared by several processes, ends with the rows of an undisturbed one"
+import os, random, signal, subprocess, sys
+from pathlib import Path
+import pandas as pd, pytest
+
+KILLS = int(os.environ.get('HIERPROTO_KILLS', 3))  # twenty when it matters
+TIMELESS = ['run_id', 'method', 'seed', 'er', 'ahc', 'loss', 'distortion', 'scale', 'best_epoch', 'n_train', 'params']
+
+# All libraries are loaded before the first fork, so that a child is at work at once and a kill hits the sweep rather than its imports.
+PROGRAM = '''
+import os, random, signal, sys, time
+import torch; torch.set_num_threads(1)
+from hierproto.experiments import *
+import hierproto.methods
+out, kills, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+rs = sweep_recipes('digits', 'cross_entropy,gp_disto', seeds=2, tier='smoke', epochs=3, n_train=96, n_test=64)
+
+def child():
+    pid = os.fork()
+    if not pid: os._exit(len(run_sweep(rs, out, wait=.05)))
+    return pid
+def wait(pid): return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+random.seed(kills)
+killed = 0
+while killed < kills:
+    pid = child(); time.sleep(random.uniform(0, 1.5)); os.kill(pid, signal.SIGKILL)
+    killed += wait(pid) == -signal.SIGKILL
+    if len(finished(results_file(rs[0], out))) == len(rs): break
+codes = [wait(pid) for pid in [child() for _ in range(processes)]]
+print('killed', killed); sys.exit(max(codes))
+'''
+
+
+def sweep(out, kills=0, processes=1):
+    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', PROGRAM, str(out), str(kills), str(processes)], capture_output=True, text=True,
+                         env={**os.environ, 'OMP_NUM_THREADS': '1'}, timeout=600)
+    logs = [f.read_text() for f in Path(out).rglob('*.log')]
+    assert res.returncode == 0, '\n'.join([res.stderr, *logs])
+    return pd.read_csv(Path(out)/'digits_smoke.csv').sort_values('run_id')[TIMELESS].to_csv(index=False)
+
+
+@pytest.fixture(scope='module')
+def straight(tmp_path_factory):
+    out = tmp_path_factory.mktemp('straight')
+    return sweep(out), out
+
+
+def left_over(out): return sorted(f.name for f in Path(out).rglob('*') if f.suffix in ('.ckpt', '.claim', '.part'))
+
+
+def test_undisturbed(straight):
+    rows, out = straight
+    assert len(rows.splitlines()) == 5 and not left_over(out)
+
+
+def test_killed(straight, tmp_path):
+    assert sweep(tmp_path, kills=KILLS) == straight[0]
+    assert not left_over(tmp_path)
+    for f in straight[1].glob('digits_smoke/*.csv'): assert f.read_bytes() == (tmp_path/'digits_smoke'/f.name).read_bytes()
+
+
+def test_shared_folder(straight, tmp_path):
+    assert sweep(tmp_path, kills=1, processes=3) == straight[0]
+    assert not left_over(tmp_path)
