@@ -6,10 +6,10 @@
 __all__ = ['MODELS', 'COSTS', 'PUBLISHED', 'COLUMNS', 'DATA', 'METRICS', 'COLOURS', 'DEMO', 'model_title', 'figure1_model',
            'StepDown', 'figure1_learner', 'embed', 'measure', 'first_of_each', 'Snapshots', 'recipe', 'figure1_recipes',
            'add_row', 'finished', 'commit', 'circumstances', 'NoValidation', 'run', 'save_arrays', 'load_arrays',
-           'run_all', 'figure1_table', 'tree_lines', 'plot_points', 'plot_figure1', 'keep_memory', 'main']
+           'claim', 'run_all', 'figure1_table', 'tree_lines', 'plot_points', 'plot_figure1', 'keep_memory', 'main']
 
-# %% ../nbs/39_figure1.ipynb #8aad1f3f
-import contextlib, ctypes, hashlib, json, os, subprocess, sys, time
+# %% ../nbs/39_figure1.ipynb #c9f28fe9
+import contextlib, ctypes, hashlib, json, os, subprocess, sys, tempfile, time
 import numpy as np, pandas as pd, torch
 import fastai, hierproto, matplotlib.pyplot as plt
 from pathlib import Path
@@ -27,7 +27,7 @@ from .data.digits import *
 from .data.mnist import *
 from .backbones.convnet import *
 
-# %% ../nbs/39_figure1.ipynb #1937ae61
+# %% ../nbs/39_figure1.ipynb #a553ba23
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
           ('fixed','mnist_visual'), ('gp_disto','digits_chain'), ('fixed','digits_chain')]
 
@@ -36,7 +36,7 @@ def model_title(method, hierarchy):
     name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
     return name if method in ('cross_entropy','learnt') else f"{name} ({'numerical' if hierarchy=='digits_chain' else 'visual'})"
 
-# %% ../nbs/39_figure1.ipynb #e691ef11
+# %% ../nbs/39_figure1.ipynb #ac490913
 def figure1_model(
     method, # 'cross_entropy', 'learnt', 'gp_disto' or 'fixed'
     D,      # costs, which place fixed prototypes
@@ -49,14 +49,14 @@ def figure1_model(
     protos = embed_metric(D, m, seed=seed, progress=False) if method=='fixed' else torch.rand(K, m)
     return nn.Sequential(body, PrototypeHead(m, K, init=protos, learn=method!='fixed'))
 
-# %% ../nbs/39_figure1.ipynb #0c9f9229
+# %% ../nbs/39_figure1.ipynb #13728ee5
 class StepDown(Callback):
     "Train at the rate `lr`, and divide it by 10 when each part of the epochs in `at` is over"
     def __init__(self, lr=.1, at=(2/3,5/6)): store_attr()
     def rate(self, epoch, n_epoch): return self.lr*.1**sum(epoch>=round(a*n_epoch) for a in self.at)
     def before_train(self): self.opt.set_hyper('lr', self.rate(self.epoch, self.n_epoch))
 
-# %% ../nbs/39_figure1.ipynb #5b9dbe31
+# %% ../nbs/39_figure1.ipynb #d67c2a9a
 def figure1_learner(
     dls,      # loaders of digits
     method,   # 'cross_entropy', 'learnt', 'gp_disto' or 'fixed'
@@ -72,7 +72,7 @@ def figure1_learner(
     return Learner(dls, figure1_model(method, D, m, seed), loss_func=CrossEntropyLossFlat(), lr=lr,
                    opt_func=partial(OptimWrapper, opt=torch.optim.SGD, momentum=.9), cbs=[StepDown(lr), *guide, *L(cbs)])
 
-# %% ../nbs/39_figure1.ipynb #3b3ba2f4
+# %% ../nbs/39_figure1.ipynb #660e7c11
 def embed(model, dl):
     "Embeddings, scores and labels of all that `dl` holds"
     model.eval(); res = []
@@ -80,7 +80,7 @@ def embed(model, dl):
         for x,y in dl: z = model[0](x.as_subclass(Tensor)); res.append((z.cpu(), model[1](z).cpu(), y.as_subclass(Tensor).cpu()))
     return [torch.cat(o) for o in zip(*res)]
 
-# %% ../nbs/39_figure1.ipynb #36fd0ffb
+# %% ../nbs/39_figure1.ipynb #c078bbc0
 COSTS = dict(visual='mnist_visual', numerical='digits_chain')
 
 def measure(
@@ -98,7 +98,7 @@ def measure(
     confusion = torch.bincount(pred*10+y, minlength=100).view(10,10)
     return res, dict(z=z, y=y, pred=pred, means=means, protos=protos, confusion=confusion)
 
-# %% ../nbs/39_figure1.ipynb #c703f7fe
+# %% ../nbs/39_figure1.ipynb #103e6f34
 def first_of_each(y, n): "Places of the first `n` of each class in the labels `y`"; return torch.cat([(y==k).nonzero()[:n,0] for k in y.unique()])
 
 class Snapshots(Callback):
@@ -112,7 +112,7 @@ class Snapshots(Callback):
         if self.train_iter in self.at: self.at.remove(self.train_iter); self.take()
     def after_fit(self): self.take()
 
-# %% ../nbs/39_figure1.ipynb #9781a447
+# %% ../nbs/39_figure1.ipynb #36c0bb62
 @patch
 def take(self:Snapshots):
     "Keep this moment"
@@ -126,7 +126,7 @@ def arrays(self:Snapshots):
     "What was kept, by name"
     return dict(zip(('snap_step','snap_z','snap_protos'), map(torch.stack, zip(*self.frames))), snap_y=self.y)
 
-# %% ../nbs/39_figure1.ipynb #adad0d9e
+# %% ../nbs/39_figure1.ipynb #4bcc8957
 PUBLISHED = dict(epochs=30, bs=256, lr=.1, lam=1., m=2)
 
 def recipe(
@@ -141,7 +141,7 @@ def recipe(
     r = dict(data=data, tier='figure1', method=method, seed=seed, fold=0, fraction=1., hierarchy=hierarchy, protocol=protocol, **{**PUBLISHED, **overrides})
     return dict(run_id=hashlib.sha1(json.dumps(r, sort_keys=True).encode()).hexdigest()[:12], **r)
 
-# %% ../nbs/39_figure1.ipynb #44e46267
+# %% ../nbs/39_figure1.ipynb #c21b783d
 def figure1_recipes(
     data='mnist',  # 'mnist' or 'digits'
     published=5,   # seeds under the published protocol
@@ -152,7 +152,7 @@ def figure1_recipes(
     parts = [('published',published,MODELS), ('as_written',as_written,MODELS[:3])]
     return [recipe(data, *o, protocol=p, seed=s, **overrides) for s in range(max(published,as_written)) for p,n,models in parts if s<n for o in models]
 
-# %% ../nbs/39_figure1.ipynb #1d1f3097
+# %% ../nbs/39_figure1.ipynb #43ea5655
 COLUMNS = ('run_id data tier method seed fold fraction hierarchy overrides epochs er ahc seconds commit '
            'ahc_visual ahc_numerical disto_visual disto_numerical protocol versions').split()
 
@@ -167,7 +167,7 @@ def add_row(
 
 def finished(path): "The `run_id` of each row at `path`"; return set(pd.read_csv(path).run_id) if Path(path).exists() else set()
 
-# %% ../nbs/39_figure1.ipynb #98c167c8
+# %% ../nbs/39_figure1.ipynb #8d86567f
 def commit():
     "Commit of the source of this package, where it is known"
     res = subprocess.run(['git','-C',str(Path(hierproto.__file__).parent),'rev-parse','--short','HEAD'], capture_output=True, text=True)
@@ -179,7 +179,7 @@ def circumstances(r, start):
     over = {k: r[k] for k,v in PUBLISHED.items() if r[k]!=v}
     return dict(overrides=json.dumps(over), seconds=round(time.time()-start), commit=commit(), versions=', '.join(f'{k} {v}' for k,v in vs.items()))
 
-# %% ../nbs/39_figure1.ipynb #abae7080
+# %% ../nbs/39_figure1.ipynb #3af29dfd
 DATA = dict(mnist=mnist, digits=digits)
 
 class NoValidation(Callback):
@@ -202,7 +202,7 @@ def run(
     res['ahc'] = res['ahc_numerical' if r['hierarchy']=='digits_chain' else 'ahc_visual']
     return {**r, **res, **circumstances(r, start)}, {**arrays, **(learn.snapshots.arrays() if snapshots else {})}
 
-# %% ../nbs/39_figure1.ipynb #48fc5a5c
+# %% ../nbs/39_figure1.ipynb #d45de1d5
 def save_arrays(path, arrays, n_each=100):
     "Write `arrays` to the npz file `path`, with `n_each` embeddings of each class"
     some = first_of_each(arrays['y'], n_each)
@@ -214,7 +214,19 @@ def save_arrays(path, arrays, n_each=100):
 
 def load_arrays(out, run_id): "Arrays of the run `run_id` in the folder `out`"; return dict(np.load(Path(out)/'figure1'/f'{run_id}.npz'))
 
-# %% ../nbs/39_figure1.ipynb #3dc44580
+# %% ../nbs/39_figure1.ipynb #cc2e6e8c
+@contextlib.contextmanager
+def claim(run_id):
+    "Is the run `run_id` ours? True unless another program is at it"
+    with open(Path(tempfile.gettempdir())/f'hierproto_{run_id}.lock', 'a') as f:
+        try:
+            import fcntl
+            fcntl.flock(f, fcntl.LOCK_EX|fcntl.LOCK_NB)
+        except ImportError: pass
+        except BlockingIOError: yield False; return
+        yield True
+
+# %% ../nbs/39_figure1.ipynb #ad704781
 def run_all(
     recipes,            # what to run
     out='results',      # folder of the results
@@ -224,14 +236,15 @@ def run_all(
     "Run what of `recipes` has no row yet; the arrays are written first, so that a row means a finished run"
     for r in recipes:
         path = Path(out)/f"{r['data']}_figure1.csv"
-        if r['run_id'] in finished(path): continue
-        if bar: print(f"{model_title(r['method'], r['hierarchy'])}, protocol {r['protocol']}, seed {r['seed']}", flush=True)
-        row,arrays = run(r, snapshots=snapshots(r) is True, bar=bar)
-        save_arrays(Path(out)/'figure1'/f"{r['run_id']}.npz", arrays)
-        add_row(path, row)
+        with claim(r['run_id']) as mine:
+            if not mine or r['run_id'] in finished(path): continue
+            if bar: print(f"{model_title(r['method'], r['hierarchy'])}, protocol {r['protocol']}, seed {r['seed']}", flush=True)
+            row,arrays = run(r, snapshots=snapshots(r) is True, bar=bar)
+            save_arrays(Path(out)/'figure1'/f"{r['run_id']}.npz", arrays)
+            add_row(path, row)
     return pd.read_csv(path)
 
-# %% ../nbs/39_figure1.ipynb #c1dd1e84
+# %% ../nbs/39_figure1.ipynb #355c4cf1
 METRICS = dict(er='ER %', ahc_visual='AHC visual', ahc_numerical='AHC numerical', disto_visual='distortion visual', disto_numerical='distortion numerical')
 
 def _spread(x, digits): return f'{x.mean():.{digits}f}' + (f' ± {x.std():.{digits}f}' if len(x)>1 else '')
@@ -244,7 +257,7 @@ def figure1_table(
     rows = {model_title(*o): df[(df.method==o[0]) & (df.hierarchy==o[1])] for o in MODELS}
     return pd.DataFrame({k: {'seeds': len(g), **{n: _spread(g[c], 1 if c=='er' else 2) for c,n in METRICS.items()}} for k,g in rows.items() if len(g)}).T
 
-# %% ../nbs/39_figure1.ipynb #13b2c87e
+# %% ../nbs/39_figure1.ipynb #5d414867
 COLOURS = np.array('#c62828 #1a3f8b #1b7837 #8e44ad #2bb5c9 #7fbf3f #ef6c4d #3f7fe0 #d48ae0 #ffab73'.split())
 
 def tree_lines(
@@ -258,7 +271,7 @@ def tree_lines(
     at = np.concatenate([points, [points[o].mean(0) for o in below[len(points):]]])
     return [(at[i], at[p]) for i,p in enumerate(D.parent.tolist()) if p>=0], at[-1]
 
-# %% ../nbs/39_figure1.ipynb #e00db715
+# %% ../nbs/39_figure1.ipynb #d2d1e815
 def plot_points(ax, z, y, means=None, protos=None, name=None):
     "Embeddings `z` of digits `y`, class `means`, `protos` and the lines of hierarchy `name` on `ax`"
     ax.scatter(*z.astype(float).T, c=COLOURS[y], s=3, alpha=.35, lw=0)
@@ -273,7 +286,7 @@ def plot_points(ax, z, y, means=None, protos=None, name=None):
                                           **(dict(color='w') if protos is not None else dict(xytext=(7,7), textcoords='offset points')))
     ax.set_aspect('equal', adjustable='datalim'); ax.set_xticks([]); ax.set_yticks([])
 
-# %% ../nbs/39_figure1.ipynb #57ff5662
+# %% ../nbs/39_figure1.ipynb #47837d00
 def plot_figure1(
     df,            # one row for each model
     out='results', # folder with the arrays of the runs
@@ -291,7 +304,7 @@ def plot_figure1(
             ax.set_title(f"({letter}) {model_title(method,name)}\nER {100*r.er:.1f}%, AHC {r[f'ahc_{o}']:.2f}, distortion {r[f'disto_{o}']:.2f}", fontsize=10)
     return axs
 
-# %% ../nbs/39_figure1.ipynb #ce8320cd
+# %% ../nbs/39_figure1.ipynb #9b4f1a5c
 def keep_memory():
     "Let glibc keep freed memory for the next step; elsewhere nothing happens"
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -299,7 +312,7 @@ def keep_memory():
         # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD of malloc.h, as large as each may be
         return all([mallopt(k, v) for k,v in ((-3, 2**25), (-1, 2**31-1), (-2, 2**28))])
 
-# %% ../nbs/39_figure1.ipynb #84c68f65
+# %% ../nbs/39_figure1.ipynb #aeaca387
 DEMO = dict(epochs=30, bs=64)
 
 def _snapshots(r): return r['seed']==0 and r['protocol']=='published' and r['method'] in ('learnt','gp_disto')
@@ -308,7 +321,6 @@ def _snapshots(r): return r['seed']==0 and r['protocol']=='published' and r['met
 def main(
     data:str='digits',       # 'digits' (a minute for all) or 'mnist' (minutes for each run)
     out:str='demo',          # folder for the table, the arrays and the picture
-    part:str='0/1',          # run only every n-th recipe: '0/2' and '1/2' share the work between two programs
     threads:int=0,           # threads of PyTorch; 0 leaves its own choice
     fresh:store_true=False,  # forget earlier results in `out`
     quiet:store_true=False   # no progress bars
@@ -316,11 +328,9 @@ def main(
     "Train the models of Figure 1 on `data`, print the table and draw the picture in `out`"
     keep_memory()
     if threads: torch.set_num_threads(threads)
-    i,n = map(int, part.split('/'))
     rs = figure1_recipes(data) if data=='mnist' else figure1_recipes(data, published=1, as_written=0, **DEMO)
     if fresh: (Path(out)/f'{data}_figure1.csv').unlink(missing_ok=True)
-    df = run_all(rs[i::n], out, snapshots=_snapshots, bar=not quiet)
-    if n>1: return
+    df = run_all(rs, out, snapshots=_snapshots, bar=not quiet)
     for p,g in df.groupby('protocol', sort=False): print(f'\nprotocol {p}\n{figure1_table(g).to_string()}')
     plot_figure1(df[df.protocol=='published'].sort_values('seed'), out)
     plt.savefig(Path(out)/'figure1.png', dpi=110); print(f"\npicture: {Path(out)/'figure1.png'}")
