@@ -7,7 +7,7 @@ __all__ = ['Batch', 'error_rate', 'average_cost', 'mistake_severity', 'hier_dist
            'hier_recall', 'hier_f1', 'mean_iou', 'calibration_error', 'n_real', 'Reader', 'SumMetric', 'hier_metrics',
            'hier_report', 'class_means', 'means_distortion', 'MeansDistortion', 'ProtoDistortion']
 
-# %% ../nbs/03_metrics.ipynb #65a3e81c
+# %% ../nbs/03_metrics.ipynb #1ea4d8c1
 import weakref
 from functools import cached_property, partial
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from .hierarchy import *
 from .distortion import distortion, scale_free_distortion
 
-# %% ../nbs/03_metrics.ipynb #72c172c7
+# %% ../nbs/03_metrics.ipynb #70f5d925
 def _check_labels(t, K=None):
     "`K`, or one more than the largest label; complains of labels in `t` outside the classes"
     lo,hi = map(int, t.aminmax()) if len(t) else (0,-1)
@@ -27,19 +27,20 @@ def _check_labels(t, K=None):
     if lo<0 or hi>=K: raise HierarchyError(f'label {bad} is none of the {K} classes (`ignore_index={bad}` leaves it out)')
     return K
 
-# %% ../nbs/03_metrics.ipynb #81a07ad3
+# %% ../nbs/03_metrics.ipynb #0124d3b6
 class Batch:
     "Predicted and true labels of a batch, flat and without `ignore_index`"
     def __init__(self,
         scores,           # (B, K) or (B, K, H, W) scores, or predicted labels in the shape of `targets`
         targets,          # (B,) or (B, H, W) true labels
-        ignore_index=None # the label of what does not count
+        ignore_index=None,# the label of what does not count
+        k=1               # how many of the best classes will be asked for
     ):
         self.scores,targets = (torch.as_tensor(o).detach().as_subclass(Tensor) for o in (scores,targets))
         self.soft = self.scores.ndim == targets.ndim+1
         shape = self.scores.shape[:1] + self.scores.shape[1+self.soft:]
         if shape != targets.shape: raise HierarchyError(f'scores {tuple(self.scores.shape)} do not fit targets {tuple(targets.shape)}')
-        self.n_samples,self.ndim,self.done = len(targets),targets.ndim,{}
+        self.n_samples,self.ndim,self.k,self.done = len(targets),targets.ndim,k,{}
         self.keep = None if ignore_index is None else targets != ignore_index
         self.targs = self.flat(targets).long()
         self.n_classes = _check_labels(self.targs, self.scores.shape[1] if self.soft else None)
@@ -51,11 +52,16 @@ class Batch:
         return self.done[f]
     def __len__(self): return len(self.targs)
     @cached_property
-    def best(self): return self.scores.max(1) if self.soft else None
+    def best(self):
+        if self.k == 1: return self.scores.max(1)
+        t = self.tops                             # with a clear first, no second search; equal scores are left to `max`, which takes the first
+        return (t.values[:,0],t.indices[:,0]) if (t.values[:,0] > t.values[:,1]).all() else self.scores.max(1)
     @cached_property
-    def preds(self): return self.flat(self.best.indices if self.soft else self.scores).long()
+    def tops(self): return self.scores.topk(self.k, 1)
+    @cached_property
+    def preds(self): return self.flat(self.best[1] if self.soft else self.scores).long()
 
-# %% ../nbs/03_metrics.ipynb #2173680a
+# %% ../nbs/03_metrics.ipynb #f58a63b2
 @patch
 def pairs(self:Batch, n_classes=None):
     "Predicted labels, true labels and how often each pair occurs; complains unless labels are for `n_classes`"
@@ -70,7 +76,7 @@ def _count_pairs(b):
     n = (p*K+t).bincount(minlength=K*K).view(K,K).cpu()
     return *n.nonzero(as_tuple=True), n[n>0].double()
 
-# %% ../nbs/03_metrics.ipynb #d385b6d8
+# %% ../nbs/03_metrics.ipynb #c9e7b84e
 def _sums(*xs): return torch.stack([x.sum(dtype=torch.float64) for x in xs])
 def _ratio(s, k=1): return s[0]/s[k]
 
@@ -78,12 +84,12 @@ def _wrong(b):
     i,j,n = b.pairs()
     return _sums(n*(i!=j), n)
 
-# %% ../nbs/03_metrics.ipynb #1e359e5a
+# %% ../nbs/03_metrics.ipynb #54aee79b
 def error_rate(scores, targets, ignore_index=None):
     "Share of wrong answers"
     return _ratio(_wrong(Batch(scores, targets, ignore_index)))
 
-# %% ../nbs/03_metrics.ipynb #ec64cc64
+# %% ../nbs/03_metrics.ipynb #49eefc40
 def _ready(D): return D if isinstance(D, Hierarchy) else as_costs(D).cpu()
 def _look_up(D, i, j): return (D.pair_costs(i, j) if isinstance(D, Hierarchy) else D[i,j]).double()
 
@@ -91,48 +97,49 @@ def _cost(b, D):
     i,j,n = b.pairs(len(D))
     return _sums(n*_look_up(D, i, j), n, n*(i!=j))
 
-# %% ../nbs/03_metrics.ipynb #c551aed4
+# %% ../nbs/03_metrics.ipynb #52c21081
 def average_cost(scores, targets, D, ignore_index=None):
     "Average hierarchical cost (eq. 1): the mean of `D[predicted, true]`"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _ready(D)))
 
-# %% ../nbs/03_metrics.ipynb #7df9813e
+# %% ../nbs/03_metrics.ipynb #4badbec3
 def mistake_severity(scores, targets, D, ignore_index=None):
     "Mean cost of the wrong answers"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _ready(D)), k=2)
 
-# %% ../nbs/03_metrics.ipynb #dfb9b764
+# %% ../nbs/03_metrics.ipynb #670def80
 @patch
 def top(self:Batch, k):
     "The `k` best labels of each sample, shape (N, k)"
     if not self.soft: raise HierarchyError('the best k answers need scores, not labels')
     if not 1 <= k <= self.n_classes: raise HierarchyError(f'the best {k} of {self.n_classes} classes')
-    return self.flat(self.scores.topk(k, 1).indices.movedim(1,-1))
+    t = self.tops if k == self.k else self.scores.topk(k, 1)
+    return self.flat(t.indices.movedim(1,-1))
 
-# %% ../nbs/03_metrics.ipynb #9765c746
+# %% ../nbs/03_metrics.ipynb #936195ec
 def _at_k(b, D, k):
     b.pairs(len(D))
     t = b.top(k).cpu()
     c = _look_up(D, t, b.targs.cpu()[:,None].expand_as(t))
     return _sums(c.mean(1), torch.ones(len(c)))
 
-# %% ../nbs/03_metrics.ipynb #c7bfd0b4
+# %% ../nbs/03_metrics.ipynb #23e2b3b9
 def hier_dist_at_k(scores, targets, D, k, ignore_index=None):
     "Mean cost of the `k` best answers, right or wrong"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _ready(D), k))
 
-# %% ../nbs/03_metrics.ipynb #ad0d4bd4
+# %% ../nbs/03_metrics.ipynb #c9a30824
 def _same_at(b, A):
     i,j,n = b.pairs(len(A))
     return _sums(n*(A[i]==A[j]), n)
 
-# %% ../nbs/03_metrics.ipynb #5240567c
+# %% ../nbs/03_metrics.ipynb #d05b143d
 def level_accuracy(scores, targets, h, level, ignore_index=None):
     "Share of answers whose ancestor at `level` is right"
     A = as_tree(h, 'level_accuracy').ancestors(level)
     return _ratio(_same_at(Batch(scores, targets, ignore_index), A))
 
-# %% ../nbs/03_metrics.ipynb #f78044ca
+# %% ../nbs/03_metrics.ipynb #52a3ba7f
 def _sets(h):
     "Table of ancestors of each class from level 1 on, and the number of different ones"
     P = as_tree(h, 'a measure of ancestors').paths()
@@ -145,7 +152,7 @@ def _overlap(b, A, size):
 
 def _f1(s): return 2*s[0]/(s[1]+s[2])
 
-# %% ../nbs/03_metrics.ipynb #45d73042
+# %% ../nbs/03_metrics.ipynb #12b5de5f
 def hier_precision(scores, targets, h, ignore_index=None):
     "Share of the predicted labels' ancestors that are ancestors of the true label"
     return _ratio(_overlap(Batch(scores, targets, ignore_index), *_sets(h)))
@@ -158,7 +165,7 @@ def hier_f1(scores, targets, h, ignore_index=None):
     "Harmonic mean of `hier_precision` and `hier_recall`"
     return _f1(_overlap(Batch(scores, targets, ignore_index), *_sets(h)))
 
-# %% ../nbs/03_metrics.ipynb #4eb3e454
+# %% ../nbs/03_metrics.ipynb #ebc9bfd3
 def _areas(b, n_classes=None):
     i,j,n = b.pairs(n_classes); K = n_classes or b.n_classes
     area = lambda k, w: torch.bincount(k, w, minlength=K)
@@ -168,34 +175,34 @@ def _iou(s):
     both,either = s[0],s[1]+s[2]-s[0]
     return (both/either)[either>0].mean()
 
-# %% ../nbs/03_metrics.ipynb #0acb432c
+# %% ../nbs/03_metrics.ipynb #31ad7a1f
 def mean_iou(scores, targets, n_classes=None, ignore_index=None):
     "Mean over classes of intersection over union, for classes that occur in predictions or targets"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes))
 
-# %% ../nbs/03_metrics.ipynb #4579f145
+# %% ../nbs/03_metrics.ipynb #99821e91
 @patch(as_prop=True)
 def confidence(self:Batch):
     "Softmax probability of the best answer of each sample"
     if not self.soft: raise HierarchyError('calibration needs scores, not labels')
     chunks = self.scores.split(max(1, 2**18//max(1, self.scores[:1].numel())))
     lse = torch.cat([o.float().logsumexp(1) for o in chunks])
-    return self.flat((self.best.values.float() - lse).exp())
+    return self.flat((self.best[0].float() - lse).exp())
 
-# %% ../nbs/03_metrics.ipynb #1cb1f97e
+# %% ../nbs/03_metrics.ipynb #67b876b4
 def _bins(b, n_bins):
     c = b.confidence.double().cpu()
     k = ((c*n_bins).ceil().long()-1).clamp(0, n_bins-1)
     return torch.stack([torch.bincount(k, w, minlength=n_bins) for w in ((b.preds==b.targs).double().cpu(), c, torch.ones_like(c))])
 
-# %% ../nbs/03_metrics.ipynb #8f8a248c
+# %% ../nbs/03_metrics.ipynb #10f02459
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
 def calibration_error(scores, targets, n_bins=15, ignore_index=None):
     "Expected calibration error of softmax probabilities, over `n_bins` equal bins of confidence"
     return _ece(_bins(Batch(scores, targets, ignore_index), n_bins))
 
-# %% ../nbs/03_metrics.ipynb #7c40f483
+# %% ../nbs/03_metrics.ipynb #a846b6ab
 def n_real(
     dl, # the DataLoader that gave the last batch
     bs  # samples in that batch
@@ -205,19 +212,19 @@ def n_real(
     end = dl.rank*dl.n_padded//dl.world_size + dl.i
     return bs - min(bs, max(0, end-dl.n))
 
-# %% ../nbs/03_metrics.ipynb #b15ad6ff
+# %% ../nbs/03_metrics.ipynb #9e6fd462
 class Reader:
     "The `Batch` of a Learner, made once for all metrics that share this reader"
-    def __init__(self, ignore_index=None): self.ignore_index = ignore_index; self.forget()
+    def __init__(self, ignore_index=None, k=1): self.ignore_index,self.k = ignore_index,k; self.forget()
     def forget(self): self.seen,self.batch = lambda: None,None
-    def __reduce__(self): return Reader, (self.ignore_index,)
+    def __reduce__(self): return Reader, (self.ignore_index,self.k)
     def __call__(self, learn):
         if self.batch is None or self.seen() is not learn.pred:
             n = n_real(getattr(learn, 'dl', None), len(learn.pred))
-            self.seen,self.batch = weakref.ref(learn.pred),Batch(learn.pred[:n], learn.y[:n], self.ignore_index)
+            self.seen,self.batch = weakref.ref(learn.pred),Batch(learn.pred[:n], learn.y[:n], self.ignore_index, self.k)
         return self.batch
 
-# %% ../nbs/03_metrics.ipynb #3afa578f
+# %% ../nbs/03_metrics.ipynb #1c380760
 class SumMetric(Metric):
     "A fastai metric that adds up `sums` of every batch, over all processes, and makes a number of them with `final`"
     def __init__(self,
@@ -236,7 +243,7 @@ class SumMetric(Metric):
     @property
     def name(self): return self._name
 
-# %% ../nbs/03_metrics.ipynb #b6d31d53
+# %% ../nbs/03_metrics.ipynb #f8857e02
 def _all_sum(x, device=None):
     "`x` summed over all processes, by way of `device`"
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()): return x
@@ -251,7 +258,7 @@ def value(self:SumMetric):
     self.reader.forget()
     return self.result
 
-# %% ../nbs/03_metrics.ipynb #3de28992
+# %% ../nbs/03_metrics.ipynb #566cd871
 _measures = {
     'error_rate':        lambda f: (_wrong, _ratio),
     'average_cost':      lambda f: (f.cost, _ratio),
@@ -273,7 +280,7 @@ def _functions(D, k):
         f.overlap,f.same_at = partial(_overlap, A=A, size=size),[partial(_same_at, A=A[:,l]) for l in range(D.depth-1)]
     return f
 
-# %% ../nbs/03_metrics.ipynb #615a4eab
+# %% ../nbs/03_metrics.ipynb #ebb5e11a
 def _make(names, D, k):
     "Name, sums and final of each of the measures `names`"
     for o in names:
@@ -284,7 +291,7 @@ def _make(names, D, k):
         m = _measures[o](f)
         yield from m if isinstance(m, list) else [(o.replace('_k', f'_{k}'), *m)]
 
-# %% ../nbs/03_metrics.ipynb #fbd45328
+# %% ../nbs/03_metrics.ipynb #d3a2e5ea
 def hier_metrics(
     h,                # a Hierarchy, or a cost matrix
     names=None,       # names of metrics; None for the usual ones, 'all' for all of them
@@ -292,13 +299,14 @@ def hier_metrics(
     ignore_index=None # the label of what does not count
 ):
     "Metrics for a Learner over the classes of `h`, which share their work"
-    D,reader = _ready(h),Reader(ignore_index)
+    D = _ready(h); k = min(k, len(D))
     if names in (None,'all'):
         usual = ['error_rate','average_cost','mistake_severity','level_accuracy']
         names = [o for o in (names and _measures or usual) if isinstance(D, Hierarchy) or o not in _tree_measures]
-    return [SumMetric(sums, name, final, reader) for name,sums,final in _make(names, D, min(k, len(D)))]
+    reader = Reader(ignore_index, k if 'hier_dist_at_k' in names else 1)
+    return [SumMetric(sums, name, final, reader) for name,sums,final in _make(names, D, k)]
 
-# %% ../nbs/03_metrics.ipynb #6025289c
+# %% ../nbs/03_metrics.ipynb #d8b27b2f
 def hier_report(
     scores, targets,  # scores (B, K[, H, W]) or predicted labels, and true labels
     h,                # a Hierarchy, or a cost matrix
@@ -306,10 +314,11 @@ def hier_report(
 ):
     "All metrics of `scores` as a dict"
     b = Batch(scores, targets, ignore_index)
+    b.k = min(k, b.n_classes) if b.soft and (names == 'all' or 'hier_dist_at_k' in names) else 1
     ms = [m for m in hier_metrics(h, names, k) if b.soft or not m.name.startswith(('hier_dist','calibration'))]
     return {m.name: m.final(b.once(m.sums)).item() for m in ms}
 
-# %% ../nbs/03_metrics.ipynb #de5cd91b
+# %% ../nbs/03_metrics.ipynb #52657a61
 def _class_sums(x, b, n_classes):
     "Sum of the embeddings of each class and, in a last column, their number"
     b.pairs(n_classes)
@@ -317,25 +326,25 @@ def _class_sums(x, b, n_classes):
     s = x.new_zeros(n_classes, x.shape[1]+1)
     return s.index_add_(0, b.targs, torch.cat([x, torch.ones_like(x[:,:1])], 1)).cpu()
 
-# %% ../nbs/03_metrics.ipynb #d7fec79f
+# %% ../nbs/03_metrics.ipynb #691b2595
 def class_means(embeddings, targets, n_classes, ignore_index=None):
     "Mean of the `embeddings` (B, m[, H, W]) of each class, (n_classes, m); NaN for a class that does not occur"
     s = _class_sums(embeddings, Batch(targets, targets, ignore_index), n_classes)
     return (s[:,:-1]/s[:,-1:]).to(embeddings.dtype)
 
-# %% ../nbs/03_metrics.ipynb #e4df9d07
+# %% ../nbs/03_metrics.ipynb #5b941517
 def _means_distortion(s, D, scale_free):
     seen = s[:,-1] > 0
     f = scale_free_distortion if scale_free else distortion
     return f((s[:,:-1]/s[:,-1:])[seen], as_costs(D).to(s)[seen][:,seen])
 
-# %% ../nbs/03_metrics.ipynb #f88a790e
+# %% ../nbs/03_metrics.ipynb #a07dad30
 def means_distortion(embeddings, targets, D, scale_free=True, ignore_index=None):
     "(Scale-free) distortion of the class means of `embeddings` with respect to `D`"
     D = as_costs(D)
     return _means_distortion(_class_sums(embeddings, Batch(targets, targets, ignore_index), len(D)), D, scale_free)
 
-# %% ../nbs/03_metrics.ipynb #ed810f67
+# %% ../nbs/03_metrics.ipynb #98020380
 class MeansDistortion(SumMetric):
     "(Scale-free) distortion of the class means of what enters the module `head`"
     def __init__(self, head, D, scale_free=True, ignore_index=None, reader=None):
@@ -351,7 +360,7 @@ class MeansDistortion(SumMetric):
     @property
     def value(self): self.close(); return super().value
 
-# %% ../nbs/03_metrics.ipynb #3822d540
+# %% ../nbs/03_metrics.ipynb #9f396716
 class ProtoDistortion(Metric):
     "(Scale-free) distortion of the model's class prototypes"
     def __init__(self, D, scale_free=True): self.D,self.scale_free = as_costs(D),scale_free; self.reset()
