@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['proto_split', 'add_norm', 'proto_model', 'proto_learner', 'HierInterpretation', 'tree_order']
 
-# %% ../nbs/05_learner.ipynb #50ec059e
+# %% ../nbs/05_learner.ipynb #414a7ea1
 import numpy as np, pandas as pd, torch, matplotlib.pyplot as plt
 from functools import partial
 from torch import nn
@@ -20,7 +20,7 @@ from .prototypes import *
 from .metrics import *
 from .callbacks import *
 
-# %% ../nbs/05_learner.ipynb #78ba4040
+# %% ../nbs/05_learner.ipynb #6024e026
 def proto_split(
     model, # `nn.Sequential(embedder, head)`
     split=default_split # a splitter of fastai for `nn.Sequential(body, head)`
@@ -28,7 +28,7 @@ def proto_split(
     "Parameter groups of the body as `split` makes them; projection and prototypes in the last"
     return split(nn.Sequential(model[0][0], nn.Sequential(*model[0][1:], model[1])))
 
-# %% ../nbs/05_learner.ipynb #0bcef24e
+# %% ../nbs/05_learner.ipynb #afad3e9b
 def _stats(arch, body):
     cfg = getattr(getattr(body, 'model', None), 'default_cfg', None)
     return (cfg['mean'],cfg['std']) if cfg else model_meta.get(arch, {}).get('stats', imagenet_stats)
@@ -41,7 +41,7 @@ def add_norm(
     have = dls.after_batch.fs.filter(risinstance(Normalize)) if hasattr(dls, 'after_batch') else [1]
     if not have and dls.one_batch()[0].shape[1]==len(stats[0]): dls.add_tfms([Normalize.from_stats(*stats)], 'after_batch')
 
-# %% ../nbs/05_learner.ipynb #18708765
+# %% ../nbs/05_learner.ipynb #896650e6
 def proto_model(
     arch, # function or name in torchvision or timm, or any module
     h, # a `Hierarchy`, `CostMatrix` or matrix of costs, in the order of the classes
@@ -56,7 +56,7 @@ def proto_model(
     n = as_tree(h, 'A model with hidden prototypes').n_nodes if hidden else len(h)
     return nn.Sequential(embedder(arch, m, **kwargs), PrototypeHead(m, n, len(h), distance=distance, init=init))
 
-# %% ../nbs/05_learner.ipynb #38290727
+# %% ../nbs/05_learner.ipynb #9f8d32c1
 def _example(dls): return tuple(to_cpu(o[:2]).as_subclass(Tensor) for o in dls.one_batch()[:getattr(dls, 'n_inp', 1)])
 def _split(arch): return partial(proto_split, split=model_meta.get(arch, {}).get('split', default_split))
 
@@ -100,7 +100,7 @@ def proto_learner(
     if pretrained: learn.freeze()
     return learn
 
-# %% ../nbs/05_learner.ipynb #c51c959a
+# %% ../nbs/05_learner.ipynb #8b0884ad
 class HierInterpretation(ClassificationInterpretation):
     "Interpretation of a classifier whose mistakes have costs"
     def __init__(self, learn, dl, losses, act=None, D=None, targs=None, decoded=None):
@@ -123,7 +123,7 @@ class HierInterpretation(ClassificationInterpretation):
         _,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=act)
         return cls(learn, dl, losses, act, D, targs.as_subclass(Tensor), decoded.as_subclass(Tensor))
 
-# %% ../nbs/05_learner.ipynb #15998603
+# %% ../nbs/05_learner.ipynb #2233a99d
 def tree_order(
     D # a `Hierarchy`, `CostMatrix` or matrix of costs
 ):
@@ -134,7 +134,7 @@ def tree_order(
     C = as_costs(D).cpu()
     return torch.as_tensor(leaves_list(linkage(squareform(to_np((C+C.T)/2), checks=False), 'average')).copy()).long()
 
-# %% ../nbs/05_learner.ipynb #11be9544
+# %% ../nbs/05_learner.ipynb #d5b14dac
 @patch
 def confusion_matrix(self:HierInterpretation):
     "Counts of true (rows) and predicted (columns) classes, as an array"
@@ -142,28 +142,35 @@ def confusion_matrix(self:HierInterpretation):
     ok = (self.targs>=0) & (self.targs<K)
     return to_np(torch.bincount(self.targs[ok]*K+self.decoded[ok], minlength=K*K).view(K, K))
 
-# %% ../nbs/05_learner.ipynb #e435883e
+# %% ../nbs/05_learner.ipynb #a0e3830e
+def _ticks(D, order, names, most=40):
+    "Positions and names for classes in `order`: themselves, or their groups if there are too many"
+    if len(names)<=most or not isinstance(D, Hierarchy): return range(len(names)),[str(names[i]) for i in order]
+    at = [D.ancestors(l)[order] for l in range(D.depth) if len(D.ancestors(l).unique())<=most][-1]
+    groups = at.unique_consecutive().tolist()
+    return [(at==g).nonzero().float().mean().item() for g in groups],[D.nodes[g][-1] for g in groups]
+
+# %% ../nbs/05_learner.ipynb #fdff5b9d
 @patch
 def plot_confusion_matrix(self:HierInterpretation,
     title='Confusions and what they cost', # title of the picture
-    numbers=None, # write the counts? By default up to 20 classes
     ax=None, # matplotlib axes
     size=5 # inches
 ):
     "Draw the confusion matrix in the order of the tree, costs as shades of red behind it"
-    o = tree_order(self.D).numpy()
-    cm,costs,ax = self.confusion_matrix()[o][:,o],to_np(self.costs.T.cpu())[o][:,o],ax or plt.subplots(figsize=(size,size))[1]
-    ax.imshow(costs, cmap='Reds', vmin=0, vmax=1.5*costs.max())
-    i,j = cm.nonzero(); right = i==j
-    if ifnone(numbers, len(cm)<=20): 
-        for a,b in zip(i, j): ax.text(b, a, cm[a,b], ha='center', va='center', fontsize=9, color='grey' if a==b else 'black', weight='normal' if a==b else 'bold')
-    else: ax.scatter(j[~right], i[~right], c='k', s=(.6*72*size/len(cm))**2*np.sqrt(cm[i,j][~right]/cm[i,j][~right].max()), marker='s', linewidths=0)
-    names = [str(self.vocab[k]) for k in o]
-    ax.set(xticks=range(len(cm)), yticks=range(len(cm)), xlabel='predicted', ylabel='true', title=title)
+    ax,o = ax or plt.subplots(figsize=(size,size))[1],tree_order(self.D)
+    cm,costs = self.confusion_matrix()[o][:,o],to_np(self.costs.T.cpu())[o][:,o]
+    ax.imshow(costs, cmap='Reds', vmin=0, vmax=2.5*costs.max())
+    i,j = cm.nonzero(); wrong = i!=j
+    if len(cm)<=20:
+        for a,b,w in zip(i, j, wrong): ax.text(b, a, cm[a,b], ha='center', va='center', color='k' if w else 'grey', weight='bold' if w else None)
+    else: ax.scatter(j[wrong], i[wrong], c='k', marker='s', linewidths=0, s=(50*size/len(cm))**2*np.sqrt(cm[i,j][wrong]/cm[i,j][wrong].max()))
+    at,names = _ticks(self.D, o, self.vocab)
+    ax.set(xticks=at, yticks=at, xlabel='predicted', ylabel='true', title=title)
     ax.set_xticklabels(names, rotation=90); ax.set_yticklabels(names)
     return ax
 
-# %% ../nbs/05_learner.ipynb #2b89d476
+# %% ../nbs/05_learner.ipynb #57fa98a6
 @patch
 def most_costly(self:HierInterpretation,
     k=10 # how many
@@ -175,7 +182,7 @@ def most_costly(self:HierInterpretation,
     df = pd.DataFrame(dict(true=[str(self.vocab[a]) for a in i], predicted=[str(self.vocab[b]) for b in j], times=cm[i,j], cost=cost, total=cm[i,j]*cost))
     return df.sort_values('total', ascending=False, kind='stable').head(k).reset_index(drop=True)
 
-# %% ../nbs/05_learner.ipynb #b95ce314
+# %% ../nbs/05_learner.ipynb #01f44baf
 @patch
 def level_report(self:HierInterpretation):
     "Groups and accuracy at each level of the tree"
@@ -183,7 +190,7 @@ def level_report(self:HierInterpretation):
     rows = [(l, len(h.ancestors(l).unique()), level_accuracy(self.decoded, self.targs, h, l).item()) for l in range(1, h.depth+1)]
     return pd.DataFrame(rows, columns=['level','groups','accuracy']).set_index('level')
 
-# %% ../nbs/05_learner.ipynb #2f42e121
+# %% ../nbs/05_learner.ipynb #166c18c3
 @patch
 def top_costs(self:HierInterpretation,
     k=None # how many; all by default

@@ -6,7 +6,7 @@
 __all__ = ['proto_inits', 'start_protos', 'PrototypeHead', 'LinearHead', 'find_protos', 'DataLoss', 'FocalDataLoss', 'MeanPool',
            'EmbedNorm', 'arch_func', 'n_features', 'load_body', 'embedder', 'split_protos', 'plot_embedding']
 
-# %% ../nbs/02_prototypes.ipynb #1ad033a5
+# %% ../nbs/02_prototypes.ipynb #faf4da92
 import math
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,10 @@ from fastai.vision.learner import TimmBody, create_body, default_split, model_me
 from .hierarchy import *
 from .distortion import *
 
-# %% ../nbs/02_prototypes.ipynb #1b9a82bd
+# %% ../nbs/02_prototypes.ipynb #d7e80660
 proto_inits = dict(cube=torch.rand, normal=torch.randn)
 
-# %% ../nbs/02_prototypes.ipynb #958421ed
+# %% ../nbs/02_prototypes.ipynb #1fb98ec5
 def start_protos(
     n, # number of prototypes
     m, # dimension of the embedding
@@ -36,7 +36,7 @@ def start_protos(
     if protos.shape != (n, m): raise ValueError(f"{n} prototypes of {m} dimensions wanted, `init` gives {tuple(protos.shape)}")
     return protos
 
-# %% ../nbs/02_prototypes.ipynb #4bf889b0
+# %% ../nbs/02_prototypes.ipynb #8db5ece8
 class PrototypeHead(nn.Module):
     "Scores of embeddings: minus their `distance` to the prototypes of the classes, eq. 2"
     def __init__(self,
@@ -58,14 +58,14 @@ class PrototypeHead(nn.Module):
     def class_protos(self): return self.protos[:self.n_classes]
     def extra_repr(self): return f"m={self.m}, n_protos={len(self.protos)}, n_classes={self.n_classes}"
 
-# %% ../nbs/02_prototypes.ipynb #dadc755b
+# %% ../nbs/02_prototypes.ipynb #35cd35a1
 @patch
 def forward(self:PrototypeHead, x):
     z = x.movedim(1, -1)
     d = self.distance(z.reshape(-1, z.shape[-1]), self.class_protos)
     return -d.view(*z.shape[:-1], -1).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #915e8d9b
+# %% ../nbs/02_prototypes.ipynb #8dd9ba81
 class LinearHead(nn.Linear):
     "Scores that are a linear map of embeddings `(B, m)` or `(B, m, H, W)`: the cross-entropy baseline"
     def __init__(self,
@@ -75,7 +75,7 @@ class LinearHead(nn.Linear):
     ): super().__init__(m, n_classes, bias=bias)
     def forward(self, x): return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #9b238171
+# %% ../nbs/02_prototypes.ipynb #85325b33
 def find_protos(
     model # any module
 ):
@@ -85,7 +85,7 @@ def find_protos(
     what = "no module with `protos`" if not found else f"{len(found)} modules with `protos`"
     raise ValueError(f"The model has {what}, exactly one is needed: end it in a `PrototypeHead`, or say which module it is")
 
-# %% ../nbs/02_prototypes.ipynb #727deae7
+# %% ../nbs/02_prototypes.ipynb #1c75e57f
 class DataLoss(nn.Module):
     "Eq. 3: cross-entropy of scores `(B, K[, H, W])`, with class weights and labels to ignore"
     y_int = True # fastai's MixUp mixes losses, not targets
@@ -102,7 +102,7 @@ class DataLoss(nn.Module):
     def activation(self, scores): return scores.softmax(1)
     def decodes(self, scores): return scores.argmax(1)
 
-# %% ../nbs/02_prototypes.ipynb #2fb3b810
+# %% ../nbs/02_prototypes.ipynb #0036c26d
 @patch
 def forward(self:DataLoss, scores, targets):
     targets = targets.long()
@@ -113,7 +113,7 @@ def forward(self:DataLoss, scores, targets):
     # a batch without labels has a sum of zero, and zero is what it should cost
     return loss.sum() if self.reduction=='sum' else loss.sum()/w.sum().clamp(min=torch.finfo(w.dtype).tiny)
 
-# %% ../nbs/02_prototypes.ipynb #adbc65a8
+# %% ../nbs/02_prototypes.ipynb #479693aa
 class FocalDataLoss(DataLoss):
     "`DataLoss` in which a sample counts less, by `(1-p)**gamma`, the surer its true class is"
     def __init__(self,
@@ -127,18 +127,18 @@ class FocalDataLoss(DataLoss):
         # expm1 keeps the digits of 1-p when p is near 1; the clamp keeps the gradient of a power below 1 finite
         return (-torch.expm1(-ce)).clamp(min=1e-8)**self.gamma*ce
 
-# %% ../nbs/02_prototypes.ipynb #39fa5e87
+# %% ../nbs/02_prototypes.ipynb #bf7f503f
 class MeanPool(nn.Module):
     "Mean over all positions of `(B, C, ...)`; vectors `(B, C)` pass"
     def forward(self, x): return x.flatten(2).mean(-1) if x.ndim>2 else x
 
-# %% ../nbs/02_prototypes.ipynb #6719ad89
+# %% ../nbs/02_prototypes.ipynb #36e93b36
 class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     "Batch normalisation of embeddings `(B, m)` or `(B, m, H, W)` without learnt factors"
     def __init__(self, m): super().__init__(m, affine=False)
     def _check_input_dim(self, x): pass
 
-# %% ../nbs/02_prototypes.ipynb #d6bcfa61
+# %% ../nbs/02_prototypes.ipynb #1f353ee5
 def _torchvision_body(arch, n_in, pretrained, cut):
     meta = model_meta.get(arch, {})
     kw = dict(pretrained=pretrained) if arch.__module__.startswith('fastai.') else dict(weights='DEFAULT' if pretrained else None)
@@ -150,38 +150,39 @@ def _timm_body(name, n_in, pretrained):
     except ImportError: raise ImportError(f"torchvision has no model {name!r}; to look in timm, `pip install timm`") from None
     return TimmBody(timm.create_model(name.removeprefix('timm/'), pretrained=pretrained, num_classes=0, in_chans=n_in))
 
-# %% ../nbs/02_prototypes.ipynb #6596a666
+# %% ../nbs/02_prototypes.ipynb #c95dd18f
 def arch_func(
     arch # a function, a module, or a name
 ):
     "The torchvision function called `arch`, if there is one; else `arch` itself"
     return torchvision.models.get_model_builder(arch) if isinstance(arch, str) and arch in torchvision.models.list_models() else arch
 
-# %% ../nbs/02_prototypes.ipynb #18ed2337
-def n_features(body, n_in=3, size=64):
-    "Number of features that `body` puts out for an image of `n_in` channels"
+# %% ../nbs/02_prototypes.ipynb #3179dfa2
+def n_features(
+    body, # any module
+    n_in=3, # channels of a blank image
+    x=None # an example input (or a tuple of them) instead of the blank image
+):
+    "Number of features that `body` puts out"
     if isinstance(body, TimmBody): return body.model.num_features
     if hasattr(body, 'n_features'): return body.n_features
-    was = body.training
+    was,x = body.training,tuplify(torch.zeros(1, n_in, 64, 64) if x is None else x)
     try:
-        with torch.no_grad(): return body.eval()(torch.zeros(1, n_in, size, size)).shape[1]
-    except RuntimeError as e: raise ValueError(f"The number of features is not known (an image of {size}x{size} fails): give `nf`") from e
+        with torch.no_grad(): return body.eval()(*x).shape[1]
+    except RuntimeError as e: raise ValueError(f"The number of features is not known, for the body fails on {[tuple(o.shape) for o in x]}: give `nf`") from e
     finally: body.train(was)
 
-# %% ../nbs/02_prototypes.ipynb #bc608ad5
+# %% ../nbs/02_prototypes.ipynb #231fd2ab
 def load_body(
     body, # an `embedder`
     weights # file or state dict of an `embedder` of the same architecture
 ):
-    "Load `weights` into `body`, but for a projection of another width"
+    "Load the body in `weights` into `body`; the projection stays as it is"
     if not isinstance(weights, dict): weights = torch.load(weights, map_location='cpu', weights_only=True)
-    own = body.state_dict()
-    keep = {k:v for k,v in weights.items() if k.startswith('0.') or (k in own and v.shape==own[k].shape)}
-    lost = [k for k in body.load_state_dict(keep, strict=False).missing_keys if k.startswith('0.')]
-    if lost: raise ValueError(f"{len(lost)} tensors of the body are not in `weights`, the first is {lost[0]!r}")
+    body[0].load_state_dict({k.removeprefix('0.'):v for k,v in weights.items() if k.startswith('0.')})
     return body
 
-# %% ../nbs/02_prototypes.ipynb #4e29a9fb
+# %% ../nbs/02_prototypes.ipynb #2a2c29d8
 def _fetch(f, name):
     try: return f()
     except OSError as e:
@@ -190,7 +191,7 @@ def _fetch(f, name):
             f"`pretrained=<file>` takes the body of a model of yours, saved by `torch.save(learn.model[0].state_dict(), file)`; or download "
             f"the file elsewhere and put it into {where} (torchvision) or the Hugging Face cache (timm)") from e
 
-# %% ../nbs/02_prototypes.ipynb #25dd0289
+# %% ../nbs/02_prototypes.ipynb #25bc8527
 def embedder(
     arch, # function or name in torchvision or timm, or any module
     m=64, # dimension of the embedding
@@ -198,6 +199,7 @@ def embedder(
     pretrained=False, # True: the published weights; or a file (or state dict) of an `embedder`
     cut=None, # where to cut a torchvision model, if fastai does not know
     nf=None, # features that the body puts out, if a dry run cannot tell
+    x=None, # an example input for the dry run, if not an image of 64x64
     pool=True, # average over positions? False keeps maps, for segmentation
     norm=False, # end in `EmbedNorm`?
     project=True # end in a projection to `m`? False if the module of yours already gives `m` numbers
@@ -208,11 +210,11 @@ def embedder(
     elif isinstance(arch, str): body = _fetch(lambda: _timm_body(arch, n_in, public), arch)
     else: body = _fetch(lambda: _torchvision_body(arch, n_in, public, cut), arch.__name__)
     layers = [body] + [MeanPool()]*pool
-    if project: layers.append(LinearHead(nf or n_features(body, n_in), m))
+    if project: layers.append(LinearHead(nf or n_features(body, n_in, x), m))
     res = nn.Sequential(*layers, *[EmbedNorm(m)]*norm)
     return load_body(res, pretrained) if pretrained and not public else res
 
-# %% ../nbs/02_prototypes.ipynb #c75b0752
+# %% ../nbs/02_prototypes.ipynb #518ef3d1
 def split_protos(
     model # any module with prototypes
 ):
@@ -220,14 +222,14 @@ def split_protos(
     protos = find_protos(model).protos
     return L([[p for p in model.parameters() if p is not protos], [protos] if isinstance(protos, nn.Parameter) else []])
 
-# %% ../nbs/02_prototypes.ipynb #c29faba4
+# %% ../nbs/02_prototypes.ipynb #f8a75c69
 def _cells(ax, head, colors, n=200):
     (x0,x1),(y0,y1) = ax.get_xlim(),ax.get_ylim()
     grid = torch.cartesian_prod(torch.linspace(y0, y1, n), torch.linspace(x0, x1, n)).flip(1)
     with torch.no_grad(): near = head(grid.to(head.protos)).argmax(1).view(n, n).cpu()
     ax.imshow(colors[near], extent=(x0,x1,y0,y1), origin='lower', alpha=.15, aspect='equal', interpolation='nearest')
 
-# %% ../nbs/02_prototypes.ipynb #d98275f9
+# %% ../nbs/02_prototypes.ipynb #6556568a
 def plot_embedding(
     z, # embeddings (N, 2)
     y, # their classes (N,)
@@ -249,6 +251,7 @@ def plot_embedding(
     ax.scatter(*torch.stack([z[y==k].mean(0) for k in range(K)]).T, c=colors, s=50, marker='o', **edge)
     ax.scatter(*protos[:K].T, c=colors, s=70, marker='s', **edge)
     for k,n in enumerate(names or []): ax.annotate(str(n), protos[k], xytext=(5,5), textcoords='offset points', zorder=4)
-    ax.set_aspect('equal', adjustable='datalim'); ax.apply_aspect() # distances are to be compared by eye
+    both = torch.cat([z, protos]); lo,hi = both.amin(0),both.amax(0); c,r = (lo+hi)/2,.55*(hi-lo).max()
+    ax.set(xlim=(c[0]-r,c[0]+r), ylim=(c[1]-r,c[1]+r), aspect='equal') # a square, so that distances can be compared by eye
     if cells: _cells(ax, head, colors)
     return ax
