@@ -7,14 +7,14 @@ __all__ = ['distances', 'euclidean', 'squared', 'pseudo_huber', 'cosine', 'get_d
            'optimal_scale', 'scale_free_distortion', 'smooth_scale', 'disto_loss', 'rank_loss', 'RunningScale',
            'sampled_disto_loss', 'embed_metric']
 
-# %% ../nbs/01_distortion.ipynb #58072aa3
+# %% ../nbs/01_distortion.ipynb #c50d87bb
 import functools, math
 import torch, torch.nn.functional as F
 from fastprogress.fastprogress import progress_bar
 from torch import nn
 from .hierarchy import *
 
-# %% ../nbs/01_distortion.ipynb #a64a3cd6
+# %% ../nbs/01_distortion.ipynb #a6f4c4eb
 def _huber(q, delta=1.): q = q/delta**2; return delta*q/(1 + (1+q).sqrt())
 
 _paired = dict(
@@ -23,38 +23,38 @@ _paired = dict(
     pseudo_huber = lambda x, y: _huber((x-y).square().sum(-1)),
     cosine       = lambda x, y: 1 - F.cosine_similarity(x, y, dim=-1))
 
-# %% ../nbs/01_distortion.ipynb #34ae604e
+# %% ../nbs/01_distortion.ipynb #6d18ca7c
 def _squares(x, y):
     "Squared distances by one matrix product, the origin in the middle of `y`"
     c = y.mean(0); x, y = x-c, y-c
     nx, ny = (torch.linalg.vector_norm(o, dim=1).square() for o in (x, y))
     return torch.addmm(ny, x, y.t(), alpha=-2).add_(nx[:,None]).clamp_min_(0)
 
-# %% ../nbs/01_distortion.ipynb #67ca16c2
+# %% ../nbs/01_distortion.ipynb #03827de5
 def _self_squares(x):
     "Squared distances among the rows of `x`"
     x = x - x[:1]; x = x - x.mean(0)
     G = x@x.t(); n = G.diagonal()
     return (n + n[:,None]).sub_(G, alpha=2).clamp_min_(0)
 
-# %% ../nbs/01_distortion.ipynb #9cbc6fbc
+# %% ../nbs/01_distortion.ipynb #bef94ad2
 def _pull(w, x, y): return (w.sum(1, keepdim=True)*x).addmm_(w, y, alpha=-1)
 
 class _Distances(torch.autograd.Function):
     "Euclidean distances (or their squares) that keep only their inputs and their result for the backward pass"
     @staticmethod
-    def forward(x, y, root):
+    def forward(ctx, x, y, root):
         d = _self_squares(x) if y is None else _squares(x, y)
-        return d.sqrt_() if root else d
-    @staticmethod
-    def setup_context(ctx, inputs, output): ctx.save_for_backward(*inputs[:2], output if inputs[2] else None)
+        if root: d.sqrt_()
+        ctx.save_for_backward(x, y, d if root else None)
+        return d
     @staticmethod
     def backward(ctx, g):
         x, y, d = ctx.saved_tensors
         w = 2*g if d is None else g/F.threshold(d, 0, math.inf)
         return (_pull(w + w.t(), x, x), None, None) if y is None else (_pull(w, x, y), _pull(w.t(), y, x), None)
 
-# %% ../nbs/01_distortion.ipynb #bde5824c
+# %% ../nbs/01_distortion.ipynb #ecabe78b
 def _full(f):
     "Let `f` of two tensors work in float32 or better, also inside autocast"
     @functools.wraps(f)
@@ -65,7 +65,7 @@ def _full(f):
         with torch.autocast(dev, enabled=False): return f(x, y, *args, **kwargs)
     return _f
 
-# %% ../nbs/01_distortion.ipynb #c5fd4ee5
+# %% ../nbs/01_distortion.ipynb #fc85e032
 @_full
 def euclidean(x, y):
     "Euclidean distances between the rows of `x` and of `y`"
@@ -76,8 +76,9 @@ def squared(x, y):
     "Squared Euclidean distances between the rows of `x` and of `y`"
     return _Distances.apply(x, None if y is x else y, False)
 
+# %% ../nbs/01_distortion.ipynb #40cd9710
 def pseudo_huber(x, y, delta=1.):
-    "Distances between the rows of `x` and of `y` that are quadratic well below `delta` and Euclidean well above"
+    "Distances between the rows of `x` and of `y`, quadratic well below `delta` and Euclidean well above"
     return _huber(squared(x, y), delta)
 
 @_full
@@ -85,7 +86,7 @@ def cosine(x, y):
     "One minus the cosine of the angle between the rows of `x` and of `y`"
     return (1 - F.normalize(x)@F.normalize(y).t()).clamp_min(0)
 
-# %% ../nbs/01_distortion.ipynb #407016e8
+# %% ../nbs/01_distortion.ipynb #71676566
 distances = dict(euclidean=euclidean, squared=squared, pseudo_huber=pseudo_huber, cosine=cosine)
 
 def get_distance(distance):
@@ -94,7 +95,7 @@ def get_distance(distance):
     if distance not in distances: raise ValueError(f'no distance is called {distance!r}: give one of {", ".join(distances)}, or a function')
     return distances[distance]
 
-# %% ../nbs/01_distortion.ipynb #d4aa70ed
+# %% ../nbs/01_distortion.ipynb #44b923f6
 def pairwise(
     x,                    # (N, m)
     y=None,               # (M, m), or `x` itself when left out
@@ -103,17 +104,17 @@ def pairwise(
     "Distances between all rows of `x` and all rows of `y`"
     return get_distance(distance)(x, x if y is None else y)
 
-# %% ../nbs/01_distortion.ipynb #0022c171
+# %% ../nbs/01_distortion.ipynb #d42c022e
 def paired(x, y, distance='euclidean', block=64):
     "Distances between row `i` of `x` and row `i` of `y`"
     name = next((n for n, f in distances.items() if f is get_distance(distance)), None)
     if name: return _full(_paired[name])(x, y)
     return torch.cat([distance(a, b).diagonal() for a, b in zip(x.split(block), y.split(block))])
 
-# %% ../nbs/01_distortion.ipynb #666830df
+# %% ../nbs/01_distortion.ipynb #8722eae3
 def _off_diagonal(A): K = len(A); return A.flatten()[1:].view(K-1, K+1)[:,:-1]
 
-# %% ../nbs/01_distortion.ipynb #37c6f116
+# %% ../nbs/01_distortion.ipynb #5569fac7
 def _costs(protos, D, check=True):
     if check or not isinstance(D, torch.Tensor): D = as_costs(D, hidden=isinstance(D, Hierarchy) and len(protos) == D.n_nodes)
     if len(D) != len(protos): raise HierarchyError(f'{len(protos)} prototypes for {len(D)} classes: give one prototype a class, or one a node of a Hierarchy')
@@ -126,7 +127,7 @@ def _ratios(protos, D, distance, check=True):
 
 def _mean(a): return a.sum()/max(a.numel(), 1)
 
-# %% ../nbs/01_distortion.ipynb #4f840f0e
+# %% ../nbs/01_distortion.ipynb #23b0be79
 def distortion(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix
@@ -135,7 +136,7 @@ def distortion(
     "Mean relative difference between the distances of `protos` and the costs `D` (eq. 4)"
     return _mean((_ratios(protos, D, distance) - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #176fdbec
+# %% ../nbs/01_distortion.ipynb #3bd8e92f
 def _best_scale(a):
     "Minimiser of the sum of |s a - 1| (eq. 9); 1 where every `a` is zero"
     b = a.detach().flatten().cpu().double().sort().values
@@ -143,7 +144,7 @@ def _best_scale(a):
     s = 1/b[torch.searchsorted(c, c[-1]/2)] if len(b) and c[-1] > 0 else torch.tensor(1.)
     return s.to(a)
 
-# %% ../nbs/01_distortion.ipynb #fe484292
+# %% ../nbs/01_distortion.ipynb #c509d67a
 def optimal_scale(protos, D, distance='euclidean'):
     "The factor for the distances of `protos` that makes their distortion to `D` least (eq. 9)"
     return _best_scale(_ratios(protos, D, distance))
@@ -153,7 +154,7 @@ def scale_free_distortion(protos, D, distance='euclidean'):
     a = _ratios(protos, D, distance)
     return _mean((_best_scale(a)*a - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #c5d6bff5
+# %% ../nbs/01_distortion.ipynb #8b04ac43
 def _smooth_scale(a):
     a = a.detach(); t = a.square().sum()
     return torch.where(t > 0, a.sum()/t.clamp_min(torch.finfo(a.dtype).tiny), torch.ones_like(t))
@@ -162,7 +163,7 @@ def smooth_scale(protos, D, distance='euclidean'):
     "The factor for the distances of `protos` that makes eq. 6 least (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))
 
-# %% ../nbs/01_distortion.ipynb #445c273e
+# %% ../nbs/01_distortion.ipynb #27734c40
 def disto_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix; a tensor is not checked
@@ -174,24 +175,26 @@ def disto_loss(
     s = _smooth_scale(a) if scale is None else scale
     return _mean((s*a - 1).square())
 
-# %% ../nbs/01_distortion.ipynb #55761c3c
+# %% ../nbs/01_distortion.ipynb #2eab5e7d
 def _distinct(K, n, k, device=None, generator=None):
     "`k` index vectors of length `n`, uniform over tuples of `k` different numbers below `K` (`k` at most 3)"
     steps = [torch.randint(K-i, (n,), device=device, generator=generator) for i in range(k)]
     if k == 3: steps[2] = steps[2] + (steps[2] >= steps[1])
     return [steps[0]] + [(steps[0] + 1 + s) % K for s in steps[1:]]
 
-# %% ../nbs/01_distortion.ipynb #de7de527
-def _triplets(D, n, ties, generator=None):
-    "Triplets of classes, `n` drawn or all, and whether each takes part"
-    K, dev = len(D), D.device
-    if n is None: k, l, m = (i := torch.cartesian_prod(*[torch.arange(K, device=dev)]*3).t())[:, (i[0] != i[1]) & (i[1] != i[2]) & (i[0] != i[2])]
-    else: k, l, m = _distinct(K, n if ties == 'paper' else 8*n, 3, dev, generator)
-    use = torch.ones_like(k, dtype=torch.bool) if ties == 'paper' else D[k,l] != D[k,m]
-    first = use.logical_not().int().argsort(stable=True)[:n]
-    return k[first], l[first], m[first], use[first]
+# %% ../nbs/01_distortion.ipynb #8ff374a0
+def _all_triplets(K, device=None):
+    k, l, m = torch.cartesian_prod(*[torch.arange(K, device=device)]*3).t()
+    ok = (k != l) & (l != m) & (k != m)
+    return k[ok], l[ok], m[ok]
 
-# %% ../nbs/01_distortion.ipynb #43be2634
+def _triplets(D, n, ties, generator=None):
+    "Triplets of classes, drawn or (`n=None`) all, and which of them take part"
+    k, l, m = _all_triplets(len(D), D.device) if n is None else _distinct(len(D), n if ties == 'paper' else 4*n, 3, D.device, generator)
+    use = torch.ones_like(k, dtype=torch.bool) if ties == 'paper' else D[k,l] != D[k,m]
+    return k, l, m, use if n is None else use & (use.cumsum(0) <= n)
+
+# %% ../nbs/01_distortion.ipynb #6e11c98f
 def rank_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix; a tensor is not checked
@@ -209,7 +212,7 @@ def rank_loss(
     else: x = paired(protos[k], protos[l], distance) - paired(protos[k], protos[m], distance)
     return (F.binary_cross_entropy_with_logits(x, (D[k,l] > D[k,m]).to(x.dtype), reduction='none')*use).sum()/use.sum().clamp_min(1)
 
-# %% ../nbs/01_distortion.ipynb #192951e9
+# %% ../nbs/01_distortion.ipynb #40a9e410
 class RunningScale(nn.Module):
     "The scale of eq. 13 from running means of the ratios and of their squares"
     def __init__(self,
@@ -225,8 +228,9 @@ class RunningScale(nn.Module):
         "Take the ratios `a` of this step into the means"
         self.means.lerp_(torch.stack([a.mean(), a.square().mean()]).to(self.means), 1-self.beta); self.seen += 1
 
-# %% ../nbs/01_distortion.ipynb #09ff1760
+# %% ../nbs/01_distortion.ipynb #1b3d9953
 def _pair_ratios(protos, D, n, distance, generator):
+    "Distances over costs for `n` random pairs"
     K = len(protos)
     i, j = _distinct(K, n, 2, protos.device, generator)
     if isinstance(D, Hierarchy) and K not in (len(D), D.n_nodes): raise HierarchyError(f'{K} prototypes for {len(D)} classes ({D.n_nodes} nodes)')
@@ -234,6 +238,7 @@ def _pair_ratios(protos, D, n, distance, generator):
     d = paired(protos[i], protos[j], distance)
     return d/c.to(d)
 
+# %% ../nbs/01_distortion.ipynb #c9afe9e8
 def sampled_disto_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # a Hierarchy (its matrix is never built) or a (K, K) matrix
@@ -250,7 +255,7 @@ def sampled_disto_loss(
     if running: scale.update(a.detach())
     return _mean((s*a - 1).square())
 
-# %% ../nbs/01_distortion.ipynb #61fc8bba
+# %% ../nbs/01_distortion.ipynb #4653e9f4
 def _classical(D, m):
     "Classical scaling of the costs `D` into `m` dimensions"
     S = ((D + D.t())/2).square()
@@ -259,19 +264,19 @@ def _classical(D, m):
     x = v[:,-m:]*e[-m:].clamp_min(0).sqrt()
     return F.pad(x, (0, m-x.shape[1])).contiguous()
 
-# %% ../nbs/01_distortion.ipynb #6d0f0b35
+# %% ../nbs/01_distortion.ipynb #6451923c
 def _descend(x, loss, n_steps, tol, progress):
-    "Lower `loss` of `x` by L-BFGS, ten steps a round, until a round gains less than the share `tol`"
+    "Lower `loss` of `x` by L-BFGS, ten steps a round, until a round gains less than `tol`"
     opt, last = torch.optim.LBFGS([x.requires_grad_()], max_iter=10, line_search_fn='strong_wolfe', tolerance_change=1e-14), math.inf
     def closure(): opt.zero_grad(); l = loss(x); l.backward(); return l
     for _ in (bar := progress_bar(range(n_steps), leave=False) if progress else range(n_steps)):
         l = opt.step(closure).item()
         if progress: bar.comment = f'{l:.5f}'
-        if last - l <= tol*last: break
+        if last - l < tol: break
         last = l
     return loss(x).item(), x.detach()
 
-# %% ../nbs/01_distortion.ipynb #781eaabc
+# %% ../nbs/01_distortion.ipynb #c86283a8
 def embed_metric(
     D,                 # costs: a Hierarchy or a (K, K) matrix
     m,                 # dimensions
@@ -280,7 +285,7 @@ def embed_metric(
     hidden=False,      # place all nodes of the tree
     n_init=1,          # starts: classical scaling, then random ones; the best result is kept
     n_steps=100,       # at most so many rounds of ten L-BFGS steps
-    tol=1e-5,          # a start ends when a round gains less than this share
+    tol=1e-6,          # a start ends when a round gains less than this
     seed=42,           # of the starts
     progress=True,     # show a progress bar
 ):
