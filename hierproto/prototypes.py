@@ -6,7 +6,7 @@
 __all__ = ['proto_inits', 'start_protos', 'PrototypeHead', 'LinearHead', 'find_protos', 'DataLoss', 'FocalDataLoss', 'MeanPool',
            'EmbedNorm', 'arch_func', 'n_features', 'load_body', 'embedder', 'split_protos', 'plot_embedding']
 
-# %% ../nbs/02_prototypes.ipynb #faf4da92
+# %% ../nbs/02_prototypes.ipynb #63463595
 import math
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,10 @@ from fastai.vision.learner import TimmBody, create_body, default_split, model_me
 from .hierarchy import *
 from .distortion import *
 
-# %% ../nbs/02_prototypes.ipynb #d7e80660
+# %% ../nbs/02_prototypes.ipynb #fa4255ca
 proto_inits = dict(cube=torch.rand, normal=torch.randn)
 
-# %% ../nbs/02_prototypes.ipynb #1fb98ec5
+# %% ../nbs/02_prototypes.ipynb #b8be2510
 def start_protos(
     n, # number of prototypes
     m, # dimension of the embedding
@@ -36,7 +36,7 @@ def start_protos(
     if protos.shape != (n, m): raise ValueError(f"{n} prototypes of {m} dimensions wanted, `init` gives {tuple(protos.shape)}")
     return protos
 
-# %% ../nbs/02_prototypes.ipynb #8db5ece8
+# %% ../nbs/02_prototypes.ipynb #0945f047
 class PrototypeHead(nn.Module):
     "Scores of embeddings: minus their `distance` to the prototypes of the classes, eq. 2"
     def __init__(self,
@@ -54,18 +54,16 @@ class PrototypeHead(nn.Module):
         if learn: self.protos = nn.Parameter(protos)
         else: self.register_buffer('protos', protos)
 
-    @property
-    def class_protos(self): return self.protos[:self.n_classes]
     def extra_repr(self): return f"m={self.m}, n_protos={len(self.protos)}, n_classes={self.n_classes}"
 
-# %% ../nbs/02_prototypes.ipynb #35cd35a1
+# %% ../nbs/02_prototypes.ipynb #b3fca4ff
 @patch
 def forward(self:PrototypeHead, x):
     z = x.movedim(1, -1)
-    d = self.distance(z.reshape(-1, z.shape[-1]), self.class_protos)
+    d = self.distance(z.reshape(-1, z.shape[-1]), self.protos[:self.n_classes])
     return -d.view(*z.shape[:-1], -1).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #8dd9ba81
+# %% ../nbs/02_prototypes.ipynb #a8b65343
 class LinearHead(nn.Linear):
     "Scores that are a linear map of embeddings `(B, m)` or `(B, m, H, W)`: the cross-entropy baseline"
     def __init__(self,
@@ -75,7 +73,7 @@ class LinearHead(nn.Linear):
     ): super().__init__(m, n_classes, bias=bias)
     def forward(self, x): return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #85325b33
+# %% ../nbs/02_prototypes.ipynb #58457afc
 def find_protos(
     model # any module
 ):
@@ -85,7 +83,7 @@ def find_protos(
     what = "no module with `protos`" if not found else f"{len(found)} modules with `protos`"
     raise ValueError(f"The model has {what}, exactly one is needed: end it in a `PrototypeHead`, or say which module it is")
 
-# %% ../nbs/02_prototypes.ipynb #1c75e57f
+# %% ../nbs/02_prototypes.ipynb #c39f3c95
 class DataLoss(nn.Module):
     "Eq. 3: cross-entropy of scores `(B, K[, H, W])`, with class weights and labels to ignore"
     y_int = True # fastai's MixUp mixes losses, not targets
@@ -99,10 +97,8 @@ class DataLoss(nn.Module):
         self.register_buffer('weight', None if weight is None else torch.as_tensor(weight).float())
 
     def per_item(self, scores, targets): return F.cross_entropy(scores, targets, ignore_index=self.ignore_index, reduction='none')
-    def activation(self, scores): return scores.softmax(1)
-    def decodes(self, scores): return scores.argmax(1)
 
-# %% ../nbs/02_prototypes.ipynb #0036c26d
+# %% ../nbs/02_prototypes.ipynb #8366f603
 @patch
 def forward(self:DataLoss, scores, targets):
     targets = targets.long()
@@ -113,7 +109,13 @@ def forward(self:DataLoss, scores, targets):
     # a batch without labels has a sum of zero, and zero is what it should cost
     return loss.sum() if self.reduction=='sum' else loss.sum()/w.sum().clamp(min=torch.finfo(w.dtype).tiny)
 
-# %% ../nbs/02_prototypes.ipynb #479693aa
+# %% ../nbs/02_prototypes.ipynb #6808c301
+@patch
+def activation(self:DataLoss, scores): return scores.softmax(1)
+@patch
+def decodes(self:DataLoss, scores): return scores.argmax(1)
+
+# %% ../nbs/02_prototypes.ipynb #f9e76ae7
 class FocalDataLoss(DataLoss):
     "`DataLoss` in which a sample counts less, by `(1-p)**gamma`, the surer its true class is"
     def __init__(self,
@@ -127,37 +129,38 @@ class FocalDataLoss(DataLoss):
         # expm1 keeps the digits of 1-p when p is near 1; the clamp keeps the gradient of a power below 1 finite
         return (-torch.expm1(-ce)).clamp(min=1e-8)**self.gamma*ce
 
-# %% ../nbs/02_prototypes.ipynb #bf7f503f
+# %% ../nbs/02_prototypes.ipynb #bb8096aa
 class MeanPool(nn.Module):
     "Mean over all positions of `(B, C, ...)`; vectors `(B, C)` pass"
     def forward(self, x): return x.flatten(2).mean(-1) if x.ndim>2 else x
 
-# %% ../nbs/02_prototypes.ipynb #36e93b36
+# %% ../nbs/02_prototypes.ipynb #819edcef
 class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     "Batch normalisation of embeddings `(B, m)` or `(B, m, H, W)` without learnt factors"
     def __init__(self, m): super().__init__(m, affine=False)
     def _check_input_dim(self, x): pass
 
-# %% ../nbs/02_prototypes.ipynb #1f353ee5
+# %% ../nbs/02_prototypes.ipynb #f94a9e85
 def _torchvision_body(arch, n_in, pretrained, cut):
     meta = model_meta.get(arch, {})
     kw = dict(pretrained=pretrained) if arch.__module__.startswith('fastai.') else dict(weights='DEFAULT' if pretrained else None)
     try: return create_body(arch(**kw), n_in, pretrained, ifnone(cut, meta.get('cut')))
-    except StopIteration: raise ValueError(f"Where {arch.__name__} ends its features is not known: give `cut`") from None
+    except StopIteration: raise ValueError(f"Where the features of {arch.__name__} end is not known: give `cut`") from None
 
+# %% ../nbs/02_prototypes.ipynb #7e4c7d8f
 def _timm_body(name, n_in, pretrained):
     try: import timm
     except ImportError: raise ImportError(f"torchvision has no model {name!r}; to look in timm, `pip install timm`") from None
     return TimmBody(timm.create_model(name.removeprefix('timm/'), pretrained=pretrained, num_classes=0, in_chans=n_in))
 
-# %% ../nbs/02_prototypes.ipynb #c95dd18f
+# %% ../nbs/02_prototypes.ipynb #3a5b3762
 def arch_func(
     arch # a function, a module, or a name
 ):
     "The torchvision function called `arch`, if there is one; else `arch` itself"
     return torchvision.models.get_model_builder(arch) if isinstance(arch, str) and arch in torchvision.models.list_models() else arch
 
-# %% ../nbs/02_prototypes.ipynb #3179dfa2
+# %% ../nbs/02_prototypes.ipynb #99aaaf4f
 def n_features(
     body, # any module
     n_in=3, # channels of a blank image
@@ -172,7 +175,7 @@ def n_features(
     except RuntimeError as e: raise ValueError(f"The number of features is not known, for the body fails on {[tuple(o.shape) for o in x]}: give `nf`") from e
     finally: body.train(was)
 
-# %% ../nbs/02_prototypes.ipynb #231fd2ab
+# %% ../nbs/02_prototypes.ipynb #67269f27
 def load_body(
     body, # an `embedder`
     weights # file or state dict of an `embedder` of the same architecture
@@ -182,7 +185,7 @@ def load_body(
     body[0].load_state_dict({k.removeprefix('0.'):v for k,v in weights.items() if k.startswith('0.')})
     return body
 
-# %% ../nbs/02_prototypes.ipynb #2a2c29d8
+# %% ../nbs/02_prototypes.ipynb #1f1792c5
 def _fetch(f, name):
     try: return f()
     except OSError as e:
@@ -191,7 +194,7 @@ def _fetch(f, name):
             f"`pretrained=<file>` takes the body of a model of yours, saved by `torch.save(learn.model[0].state_dict(), file)`; or download "
             f"the file elsewhere and put it into {where} (torchvision) or the Hugging Face cache (timm)") from e
 
-# %% ../nbs/02_prototypes.ipynb #25bc8527
+# %% ../nbs/02_prototypes.ipynb #52785578
 def embedder(
     arch, # function or name in torchvision or timm, or any module
     m=64, # dimension of the embedding
@@ -214,7 +217,7 @@ def embedder(
     res = nn.Sequential(*layers, *[EmbedNorm(m)]*norm)
     return load_body(res, pretrained) if pretrained and not public else res
 
-# %% ../nbs/02_prototypes.ipynb #518ef3d1
+# %% ../nbs/02_prototypes.ipynb #5a30d5bc
 def split_protos(
     model # any module with prototypes
 ):
@@ -222,14 +225,22 @@ def split_protos(
     protos = find_protos(model).protos
     return L([[p for p in model.parameters() if p is not protos], [protos] if isinstance(protos, nn.Parameter) else []])
 
-# %% ../nbs/02_prototypes.ipynb #f8a75c69
+# %% ../nbs/02_prototypes.ipynb #5762bfd6
 def _cells(ax, head, colors, n=200):
+    "Colour the background of `ax` by the class that `head` would answer"
     (x0,x1),(y0,y1) = ax.get_xlim(),ax.get_ylim()
     grid = torch.cartesian_prod(torch.linspace(y0, y1, n), torch.linspace(x0, x1, n)).flip(1)
     with torch.no_grad(): near = head(grid.to(head.protos)).argmax(1).view(n, n).cpu()
     ax.imshow(colors[near], extent=(x0,x1,y0,y1), origin='lower', alpha=.15, aspect='equal', interpolation='nearest')
 
-# %% ../nbs/02_prototypes.ipynb #6556568a
+# %% ../nbs/02_prototypes.ipynb #b36e6ff2
+def _square(ax, points):
+    "Limits of `ax` around `points` with one unit for both axes, so that distances can be compared by eye"
+    lo,hi = points.amin(0),points.amax(0)
+    (x,y),r = (lo+hi)/2,.55*(hi-lo).max()
+    ax.set(xlim=(x-r,x+r), ylim=(y-r,y+r), aspect='equal')
+
+# %% ../nbs/02_prototypes.ipynb #94729ff9
 def plot_embedding(
     z, # embeddings (N, 2)
     y, # their classes (N,)
@@ -237,21 +248,19 @@ def plot_embedding(
     names=None, # names of the classes, written at their prototypes
     h=None, # a `Hierarchy`, whose edges are drawn between hidden prototypes
     ax=None, # matplotlib axes
-    cells=True, # colour the background by the nearest prototype?
     cmap='tab10' # colours of the classes
 ):
-    "Draw embeddings (dots), class means (circles) and prototypes (squares) of two dimensions"
+    "Draw embeddings (dots), class means (circles), prototypes (squares) and their cells in two dimensions"
     ax,z,y,protos = ax or plt.subplots(figsize=(5,5))[1],z.detach().cpu(),y.cpu(),head.protos.detach().cpu()
-    K,edge = head.n_classes,dict(edgecolors='k', zorder=3)
-    colors = plt.get_cmap(cmap)(np.arange(K)%plt.get_cmap(cmap).N)[:,:3]
+    K,edge,cmap = head.n_classes,dict(edgecolors='k', zorder=3),plt.get_cmap(cmap)
+    colors,means = cmap(np.arange(K)%cmap.N)[:,:3],torch.stack([z[y==k].mean(0) for k in range(K)])
     ax.scatter(*z.T, c=colors[y], s=4, alpha=.5, linewidths=0)
     if h is not None and len(protos)==h.n_nodes:
         for a,b in zip(protos[:-1], protos[h.parent[:-1]]): ax.plot(*torch.stack([a,b]).T, 'k-', lw=.8, alpha=.6)
         ax.scatter(*protos[K:].T, c='white', s=25, marker='s', **edge)
-    ax.scatter(*torch.stack([z[y==k].mean(0) for k in range(K)]).T, c=colors, s=50, marker='o', **edge)
+    ax.scatter(*means.T, c=colors, s=50, marker='o', **edge)
     ax.scatter(*protos[:K].T, c=colors, s=70, marker='s', **edge)
     for k,n in enumerate(names or []): ax.annotate(str(n), protos[k], xytext=(5,5), textcoords='offset points', zorder=4)
-    both = torch.cat([z, protos]); lo,hi = both.amin(0),both.amax(0); c,r = (lo+hi)/2,.55*(hi-lo).max()
-    ax.set(xlim=(c[0]-r,c[0]+r), ylim=(c[1]-r,c[1]+r), aspect='equal') # a square, so that distances can be compared by eye
-    if cells: _cells(ax, head, colors)
+    _square(ax, torch.cat([z, protos]))
+    _cells(ax, head, colors)
     return ax
