@@ -7,9 +7,9 @@ __all__ = ['Batch', 'error_rate', 'average_cost', 'mistake_severity', 'hier_dist
            'hier_recall', 'hier_f1', 'mean_iou', 'calibration_error', 'n_real', 'Reader', 'SumMetric', 'hier_metrics',
            'hier_report', 'class_means', 'means_distortion', 'MeansDistortion', 'ProtoDistortion']
 
-# %% ../nbs/03_metrics.ipynb #1ea4d8c1
+# %% ../nbs/03_metrics.ipynb #8a75d3c0
 import weakref
-from functools import cached_property, partial
+from functools import partial
 from types import SimpleNamespace
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from .hierarchy import *
 from .distortion import distortion, scale_free_distortion
 
-# %% ../nbs/03_metrics.ipynb #70f5d925
+# %% ../nbs/03_metrics.ipynb #84fa30c8
 def _check_labels(t, K=None):
     "`K`, or one more than the largest label; complains of labels in `t` outside the classes"
     lo,hi = map(int, t.aminmax()) if len(t) else (0,-1)
@@ -27,13 +27,13 @@ def _check_labels(t, K=None):
     if lo<0 or hi>=K: raise HierarchyError(f'label {bad} is none of the {K} classes (`ignore_index={bad}` leaves it out)')
     return K
 
-# %% ../nbs/03_metrics.ipynb #0124d3b6
+# %% ../nbs/03_metrics.ipynb #e662e876
 class Batch:
     "Predicted and true labels of a batch, flat and without `ignore_index`"
     def __init__(self,
         scores,           # (B, K) or (B, K, H, W) scores, or predicted labels in the shape of `targets`
         targets,          # (B,) or (B, H, W) true labels
-        ignore_index=None,# the label of what does not count
+        ignore_index=None, # the label of what does not count
         k=1               # how many of the best classes will be asked for
     ):
         self.scores,targets = (torch.as_tensor(o).detach().as_subclass(Tensor) for o in (scores,targets))
@@ -51,17 +51,19 @@ class Batch:
         if f not in self.done: self.done[f] = f(self)
         return self.done[f]
     def __len__(self): return len(self.targs)
-    @cached_property
-    def best(self):
-        if self.k == 1: return self.scores.max(1)
-        t = self.tops                             # with a clear first, no second search; equal scores are left to `max`, which takes the first
-        return (t.values[:,0],t.indices[:,0]) if (t.values[:,0] > t.values[:,1]).all() else self.scores.max(1)
-    @cached_property
-    def tops(self): return self.scores.topk(self.k, 1)
-    @cached_property
-    def preds(self): return self.flat(self.best[1] if self.soft else self.scores).long()
 
-# %% ../nbs/03_metrics.ipynb #f58a63b2
+# %% ../nbs/03_metrics.ipynb #9fe4587c
+def _tops(b): return b.scores.topk(b.k, 1)
+def _best(b):
+    if b.k == 1: return b.scores.max(1)
+    v,i = b.once(_tops)
+    return (v[:,0],i[:,0]) if (v[:,0] > v[:,1]).all() else b.scores.max(1)
+def _preds(b): return b.flat(b.once(_best)[1] if b.soft else b.scores).long()
+
+@patch(as_prop=True)
+def preds(self:Batch): "Predicted labels"; return self.once(_preds)
+
+# %% ../nbs/03_metrics.ipynb #3be844da
 @patch
 def pairs(self:Batch, n_classes=None):
     "Predicted labels, true labels and how often each pair occurs; complains unless labels are for `n_classes`"
@@ -76,7 +78,7 @@ def _count_pairs(b):
     n = (p*K+t).bincount(minlength=K*K).view(K,K).cpu()
     return *n.nonzero(as_tuple=True), n[n>0].double()
 
-# %% ../nbs/03_metrics.ipynb #c9e7b84e
+# %% ../nbs/03_metrics.ipynb #7b663d84
 def _sums(*xs): return torch.stack([x.sum(dtype=torch.float64) for x in xs])
 def _ratio(s, k=1): return s[0]/s[k]
 
@@ -84,12 +86,12 @@ def _wrong(b):
     i,j,n = b.pairs()
     return _sums(n*(i!=j), n)
 
-# %% ../nbs/03_metrics.ipynb #54aee79b
+# %% ../nbs/03_metrics.ipynb #c7be24e2
 def error_rate(scores, targets, ignore_index=None):
     "Share of wrong answers"
     return _ratio(_wrong(Batch(scores, targets, ignore_index)))
 
-# %% ../nbs/03_metrics.ipynb #49eefc40
+# %% ../nbs/03_metrics.ipynb #aa2ce294
 def _ready(D): return D if isinstance(D, Hierarchy) else as_costs(D).cpu()
 def _look_up(D, i, j): return (D.pair_costs(i, j) if isinstance(D, Hierarchy) else D[i,j]).double()
 
@@ -97,49 +99,49 @@ def _cost(b, D):
     i,j,n = b.pairs(len(D))
     return _sums(n*_look_up(D, i, j), n, n*(i!=j))
 
-# %% ../nbs/03_metrics.ipynb #52c21081
+# %% ../nbs/03_metrics.ipynb #ae044056
 def average_cost(scores, targets, D, ignore_index=None):
     "Average hierarchical cost (eq. 1): the mean of `D[predicted, true]`"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _ready(D)))
 
-# %% ../nbs/03_metrics.ipynb #4badbec3
+# %% ../nbs/03_metrics.ipynb #dabf101a
 def mistake_severity(scores, targets, D, ignore_index=None):
     "Mean cost of the wrong answers"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _ready(D)), k=2)
 
-# %% ../nbs/03_metrics.ipynb #670def80
+# %% ../nbs/03_metrics.ipynb #1c3acf1a
 @patch
 def top(self:Batch, k):
     "The `k` best labels of each sample, shape (N, k)"
     if not self.soft: raise HierarchyError('the best k answers need scores, not labels')
     if not 1 <= k <= self.n_classes: raise HierarchyError(f'the best {k} of {self.n_classes} classes')
-    t = self.tops if k == self.k else self.scores.topk(k, 1)
+    t = self.once(_tops) if k == self.k else self.scores.topk(k, 1)
     return self.flat(t.indices.movedim(1,-1))
 
-# %% ../nbs/03_metrics.ipynb #936195ec
+# %% ../nbs/03_metrics.ipynb #131695bf
 def _at_k(b, D, k):
     b.pairs(len(D))
     t = b.top(k).cpu()
     c = _look_up(D, t, b.targs.cpu()[:,None].expand_as(t))
     return _sums(c.mean(1), torch.ones(len(c)))
 
-# %% ../nbs/03_metrics.ipynb #23e2b3b9
+# %% ../nbs/03_metrics.ipynb #5d09eee4
 def hier_dist_at_k(scores, targets, D, k, ignore_index=None):
     "Mean cost of the `k` best answers, right or wrong"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _ready(D), k))
 
-# %% ../nbs/03_metrics.ipynb #c9a30824
+# %% ../nbs/03_metrics.ipynb #189287f3
 def _same_at(b, A):
     i,j,n = b.pairs(len(A))
     return _sums(n*(A[i]==A[j]), n)
 
-# %% ../nbs/03_metrics.ipynb #d05b143d
+# %% ../nbs/03_metrics.ipynb #468038d2
 def level_accuracy(scores, targets, h, level, ignore_index=None):
     "Share of answers whose ancestor at `level` is right"
     A = as_tree(h, 'level_accuracy').ancestors(level)
     return _ratio(_same_at(Batch(scores, targets, ignore_index), A))
 
-# %% ../nbs/03_metrics.ipynb #52a3ba7f
+# %% ../nbs/03_metrics.ipynb #beb4a622
 def _sets(h):
     "Table of ancestors of each class from level 1 on, and the number of different ones"
     P = as_tree(h, 'a measure of ancestors').paths()
@@ -152,7 +154,7 @@ def _overlap(b, A, size):
 
 def _f1(s): return 2*s[0]/(s[1]+s[2])
 
-# %% ../nbs/03_metrics.ipynb #12b5de5f
+# %% ../nbs/03_metrics.ipynb #649f6c0c
 def hier_precision(scores, targets, h, ignore_index=None):
     "Share of the predicted labels' ancestors that are ancestors of the true label"
     return _ratio(_overlap(Batch(scores, targets, ignore_index), *_sets(h)))
@@ -165,7 +167,7 @@ def hier_f1(scores, targets, h, ignore_index=None):
     "Harmonic mean of `hier_precision` and `hier_recall`"
     return _f1(_overlap(Batch(scores, targets, ignore_index), *_sets(h)))
 
-# %% ../nbs/03_metrics.ipynb #ebc9bfd3
+# %% ../nbs/03_metrics.ipynb #62e8e59f
 def _areas(b, n_classes=None):
     i,j,n = b.pairs(n_classes); K = n_classes or b.n_classes
     area = lambda k, w: torch.bincount(k, w, minlength=K)
@@ -175,34 +177,34 @@ def _iou(s):
     both,either = s[0],s[1]+s[2]-s[0]
     return (both/either)[either>0].mean()
 
-# %% ../nbs/03_metrics.ipynb #31ad7a1f
+# %% ../nbs/03_metrics.ipynb #7a0a19a3
 def mean_iou(scores, targets, n_classes=None, ignore_index=None):
     "Mean over classes of intersection over union, for classes that occur in predictions or targets"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes))
 
-# %% ../nbs/03_metrics.ipynb #99821e91
+# %% ../nbs/03_metrics.ipynb #f6babf77
 @patch(as_prop=True)
 def confidence(self:Batch):
     "Softmax probability of the best answer of each sample"
     if not self.soft: raise HierarchyError('calibration needs scores, not labels')
     chunks = self.scores.split(max(1, 2**18//max(1, self.scores[:1].numel())))
     lse = torch.cat([o.float().logsumexp(1) for o in chunks])
-    return self.flat((self.best[0].float() - lse).exp())
+    return self.flat((self.once(_best)[0].float() - lse).exp())
 
-# %% ../nbs/03_metrics.ipynb #67b876b4
+# %% ../nbs/03_metrics.ipynb #1d7c43c0
 def _bins(b, n_bins):
     c = b.confidence.double().cpu()
     k = ((c*n_bins).ceil().long()-1).clamp(0, n_bins-1)
     return torch.stack([torch.bincount(k, w, minlength=n_bins) for w in ((b.preds==b.targs).double().cpu(), c, torch.ones_like(c))])
 
-# %% ../nbs/03_metrics.ipynb #10f02459
+# %% ../nbs/03_metrics.ipynb #8a9b8912
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
 def calibration_error(scores, targets, n_bins=15, ignore_index=None):
     "Expected calibration error of softmax probabilities, over `n_bins` equal bins of confidence"
     return _ece(_bins(Batch(scores, targets, ignore_index), n_bins))
 
-# %% ../nbs/03_metrics.ipynb #a846b6ab
+# %% ../nbs/03_metrics.ipynb #bcf9db9b
 def n_real(
     dl, # the DataLoader that gave the last batch
     bs  # samples in that batch
@@ -212,7 +214,7 @@ def n_real(
     end = dl.rank*dl.n_padded//dl.world_size + dl.i
     return bs - min(bs, max(0, end-dl.n))
 
-# %% ../nbs/03_metrics.ipynb #9e6fd462
+# %% ../nbs/03_metrics.ipynb #6ac7d149
 class Reader:
     "The `Batch` of a Learner, made once for all metrics that share this reader"
     def __init__(self, ignore_index=None, k=1): self.ignore_index,self.k = ignore_index,k; self.forget()
@@ -224,7 +226,7 @@ class Reader:
             self.seen,self.batch = weakref.ref(learn.pred),Batch(learn.pred[:n], learn.y[:n], self.ignore_index, self.k)
         return self.batch
 
-# %% ../nbs/03_metrics.ipynb #1c380760
+# %% ../nbs/03_metrics.ipynb #a4cdce74
 class SumMetric(Metric):
     "A fastai metric that adds up `sums` of every batch, over all processes, and makes a number of them with `final`"
     def __init__(self,
@@ -243,7 +245,7 @@ class SumMetric(Metric):
     @property
     def name(self): return self._name
 
-# %% ../nbs/03_metrics.ipynb #f8857e02
+# %% ../nbs/03_metrics.ipynb #ac57dad4
 def _all_sum(x, device=None):
     "`x` summed over all processes, by way of `device`"
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()): return x
@@ -258,7 +260,7 @@ def value(self:SumMetric):
     self.reader.forget()
     return self.result
 
-# %% ../nbs/03_metrics.ipynb #566cd871
+# %% ../nbs/03_metrics.ipynb #5c3da3d1
 _measures = {
     'error_rate':        lambda f: (_wrong, _ratio),
     'average_cost':      lambda f: (f.cost, _ratio),
@@ -280,7 +282,7 @@ def _functions(D, k):
         f.overlap,f.same_at = partial(_overlap, A=A, size=size),[partial(_same_at, A=A[:,l]) for l in range(D.depth-1)]
     return f
 
-# %% ../nbs/03_metrics.ipynb #ebb5e11a
+# %% ../nbs/03_metrics.ipynb #8655abeb
 def _make(names, D, k):
     "Name, sums and final of each of the measures `names`"
     for o in names:
@@ -291,7 +293,7 @@ def _make(names, D, k):
         m = _measures[o](f)
         yield from m if isinstance(m, list) else [(o.replace('_k', f'_{k}'), *m)]
 
-# %% ../nbs/03_metrics.ipynb #d3a2e5ea
+# %% ../nbs/03_metrics.ipynb #1c5839ab
 def hier_metrics(
     h,                # a Hierarchy, or a cost matrix
     names=None,       # names of metrics; None for the usual ones, 'all' for all of them
@@ -306,7 +308,7 @@ def hier_metrics(
     reader = Reader(ignore_index, k if 'hier_dist_at_k' in names else 1)
     return [SumMetric(sums, name, final, reader) for name,sums,final in _make(names, D, k)]
 
-# %% ../nbs/03_metrics.ipynb #d8b27b2f
+# %% ../nbs/03_metrics.ipynb #9ffd00c9
 def hier_report(
     scores, targets,  # scores (B, K[, H, W]) or predicted labels, and true labels
     h,                # a Hierarchy, or a cost matrix
@@ -314,11 +316,11 @@ def hier_report(
 ):
     "All metrics of `scores` as a dict"
     b = Batch(scores, targets, ignore_index)
-    b.k = min(k, b.n_classes) if b.soft and (names == 'all' or 'hier_dist_at_k' in names) else 1
+    if b.soft and 'hier_dist_at_k' in (_measures if names == 'all' else names or ()): b.k = min(k, b.n_classes)
     ms = [m for m in hier_metrics(h, names, k) if b.soft or not m.name.startswith(('hier_dist','calibration'))]
     return {m.name: m.final(b.once(m.sums)).item() for m in ms}
 
-# %% ../nbs/03_metrics.ipynb #52657a61
+# %% ../nbs/03_metrics.ipynb #f9d0746a
 def _class_sums(x, b, n_classes):
     "Sum of the embeddings of each class and, in a last column, their number"
     b.pairs(n_classes)
@@ -326,25 +328,25 @@ def _class_sums(x, b, n_classes):
     s = x.new_zeros(n_classes, x.shape[1]+1)
     return s.index_add_(0, b.targs, torch.cat([x, torch.ones_like(x[:,:1])], 1)).cpu()
 
-# %% ../nbs/03_metrics.ipynb #691b2595
+# %% ../nbs/03_metrics.ipynb #fd435927
 def class_means(embeddings, targets, n_classes, ignore_index=None):
     "Mean of the `embeddings` (B, m[, H, W]) of each class, (n_classes, m); NaN for a class that does not occur"
     s = _class_sums(embeddings, Batch(targets, targets, ignore_index), n_classes)
     return (s[:,:-1]/s[:,-1:]).to(embeddings.dtype)
 
-# %% ../nbs/03_metrics.ipynb #5b941517
+# %% ../nbs/03_metrics.ipynb #787215d8
 def _means_distortion(s, D, scale_free):
     seen = s[:,-1] > 0
     f = scale_free_distortion if scale_free else distortion
     return f((s[:,:-1]/s[:,-1:])[seen], as_costs(D).to(s)[seen][:,seen])
 
-# %% ../nbs/03_metrics.ipynb #a07dad30
+# %% ../nbs/03_metrics.ipynb #3919e91a
 def means_distortion(embeddings, targets, D, scale_free=True, ignore_index=None):
     "(Scale-free) distortion of the class means of `embeddings` with respect to `D`"
     D = as_costs(D)
     return _means_distortion(_class_sums(embeddings, Batch(targets, targets, ignore_index), len(D)), D, scale_free)
 
-# %% ../nbs/03_metrics.ipynb #98020380
+# %% ../nbs/03_metrics.ipynb #93c72565
 class MeansDistortion(SumMetric):
     "(Scale-free) distortion of the class means of what enters the module `head`"
     def __init__(self, head, D, scale_free=True, ignore_index=None, reader=None):
@@ -360,7 +362,7 @@ class MeansDistortion(SumMetric):
     @property
     def value(self): self.close(); return super().value
 
-# %% ../nbs/03_metrics.ipynb #9f396716
+# %% ../nbs/03_metrics.ipynb #ef93936d
 class ProtoDistortion(Metric):
     "(Scale-free) distortion of the model's class prototypes"
     def __init__(self, D, scale_free=True): self.D,self.scale_free = as_costs(D),scale_free; self.reset()
