@@ -6,7 +6,7 @@
 __all__ = ['cifar100_stats', 'read_classes', 'cifar100_folder', 'cifar100_here', 'cifar100_tensors', 'pad_crop', 'PadCropFlip',
            'image_tfms', 'cifar100']
 
-# %% ../../nbs/23_data.cifar100.ipynb #f4b2f3a9
+# %% ../../nbs/23_data.cifar100.ipynb #bda69d73
 import numpy as np, torch, torch.nn.functional as F
 from PIL import Image
 from fastcore.all import *
@@ -16,7 +16,7 @@ from fastai.vision.core import *
 from ..hierarchy import *
 from .core import *
 
-# %% ../../nbs/23_data.cifar100.ipynb #380f4d7d
+# %% ../../nbs/23_data.cifar100.ipynb #5a92ba80
 def read_classes(
     path # holds `<superclass>/<class>/<n>.png`
 ):
@@ -28,7 +28,7 @@ def read_classes(
 
 def _read_image(f): return torch.from_numpy(np.array(Image.open(f).convert('RGB'))).permute(2, 0, 1)
 
-# %% ../../nbs/23_data.cifar100.ipynb #a82aea61
+# %% ../../nbs/23_data.cifar100.ipynb #6a76e045
 def cifar100_folder(
     source=None # folder of the unpacked data set
 ):
@@ -41,7 +41,7 @@ def cifar100_folder(
 
 def cifar100_here(): "Is CIFAR-100 on this machine already?"; return any(first((r/'cifar100').glob('train/*/*/*.png')) for r in data_roots())
 
-# %% ../../nbs/23_data.cifar100.ipynb #765b13fd
+# %% ../../nbs/23_data.cifar100.ipynb #7cd43cb5
 def cifar100_tensors(
     source=None # folder of the unpacked data set; searched for, or downloaded, unless given
 ):
@@ -54,7 +54,7 @@ def cifar100_tensors(
     o = cached(cache_path('cifar100', 'v1', str(path)), read)
     return o['train'], o['test'], o['vocab']
 
-# %% ../../nbs/23_data.cifar100.ipynb #d896431c
+# %% ../../nbs/23_data.cifar100.ipynb #e0d424a6
 def pad_crop(
     x,   # images (B, C, H, W)
     i,   # row at which the cut begins, 0 to 2*pad (B,)
@@ -66,7 +66,7 @@ def pad_crop(
     cuts = F.pad(x, [pad]*4).unfold(2, h, 1).unfold(3, w, 1)
     return cuts[torch.arange(len(x), device=x.device), :, i, j]
 
-# %% ../../nbs/23_data.cifar100.ipynb #9d2ad8a5
+# %% ../../nbs/23_data.cifar100.ipynb #455ab78f
 class PadCropFlip(RandTransform):
     "Cut each image of a training batch out of itself with `pad` pixels of black around it, and mirror one in two"
     order = 5 # on bytes, before conversion to floats
@@ -79,7 +79,7 @@ class PadCropFlip(RandTransform):
         t = pad_crop(t, i, j, self.pad)
         return type(x)(t.where(torch.rand(len(t), 1, 1, 1, device=t.device) >= self.flip, t.flip(-1)))
 
-# %% ../../nbs/23_data.cifar100.ipynb #a67c2f7b
+# %% ../../nbs/23_data.cifar100.ipynb #a81c0586
 cifar100_stats = ([.5071,.4865,.4409], [.2673,.2564,.2762])
 
 def image_tfms(
@@ -89,7 +89,7 @@ def image_tfms(
     "Transforms of a batch of bytes: `tfms`, then numbers between 0 and 1, then normalised"
     return [*tfms, IntToFloatTensor(), Normalize.from_stats(*stats, cuda=False)]
 
-# %% ../../nbs/23_data.cifar100.ipynb #56d387d0
+# %% ../../nbs/23_data.cifar100.ipynb #345046fd
 @delegates(tensor_dls, but='train,valid,vocab,batch_tfms,ds_cls,test')
 def cifar100(
     bs=128,       # batch size
@@ -98,16 +98,15 @@ def cifar100(
     fraction=1.,  # share of the training set to train on
     seed=0,       # of `valid_pct` and `fraction`
     source=None,  # folder of the unpacked data set; searched for, or downloaded, unless given
-    hierarchy=None, # another tree over the classes; the paper's unless given
+    hierarchy='cifar100', # the paper's tree; or another, see `tree_for`
     **kwargs
 ):
     "CIFAR-100, 50,000 to train and 10,000 to test: `dls, hierarchy`"
     (x,y),test,vocab = cifar100_tensors(source)
-    h = ifnone(hierarchy, Hierarchy.named('cifar100').subset(vocab)).align(vocab)
     held = torch.zeros(len(y), dtype=torch.bool)
     if valid_pct: held[take_fraction(y, valid_pct, seed)] = True
     train = (~held).nonzero()[:,0]
     train = train[take_fraction(y[train], fraction, seed)]
     rest = dict(valid=(x[held],y[held]), test=test) if valid_pct else dict(valid=test)
     tfms = image_tfms(cifar100_stats, *[PadCropFlip()]*augment)
-    return tensor_dls((x[train],y[train]), vocab=vocab, bs=bs, batch_tfms=tfms, **rest, **kwargs), h
+    return tensor_dls((x[train],y[train]), vocab=vocab, bs=bs, batch_tfms=tfms, **rest, **kwargs), tree_for(hierarchy, vocab)
