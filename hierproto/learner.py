@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['proto_split', 'add_norm', 'proto_model', 'proto_learner', 'HierInterpretation', 'tree_order']
 
-# %% ../nbs/05_learner.ipynb #414a7ea1
+# %% ../nbs/05_learner.ipynb #8c70874b
 import numpy as np, pandas as pd, torch, matplotlib.pyplot as plt
 from functools import partial
 from torch import nn
@@ -20,7 +20,7 @@ from .prototypes import *
 from .metrics import *
 from .callbacks import *
 
-# %% ../nbs/05_learner.ipynb #6024e026
+# %% ../nbs/05_learner.ipynb #c0e0c6f9
 def proto_split(
     model, # `nn.Sequential(embedder, head)`
     split=default_split # a splitter of fastai for `nn.Sequential(body, head)`
@@ -28,11 +28,13 @@ def proto_split(
     "Parameter groups of the body as `split` makes them; projection and prototypes in the last"
     return split(nn.Sequential(model[0][0], nn.Sequential(*model[0][1:], model[1])))
 
-# %% ../nbs/05_learner.ipynb #afad3e9b
+# %% ../nbs/05_learner.ipynb #ff9f77f3
 def _stats(arch, body):
+    "Means and standard deviations of the channels that the published weights of `arch` expect"
     cfg = getattr(getattr(body, 'model', None), 'default_cfg', None)
     return (cfg['mean'],cfg['std']) if cfg else model_meta.get(arch, {}).get('stats', imagenet_stats)
 
+# %% ../nbs/05_learner.ipynb #96008e64
 def add_norm(
     dls, # `DataLoaders`
     stats # means and standard deviations of the channels
@@ -41,7 +43,7 @@ def add_norm(
     have = dls.after_batch.fs.filter(risinstance(Normalize)) if hasattr(dls, 'after_batch') else [1]
     if not have and dls.one_batch()[0].shape[1]==len(stats[0]): dls.add_tfms([Normalize.from_stats(*stats)], 'after_batch')
 
-# %% ../nbs/05_learner.ipynb #896650e6
+# %% ../nbs/05_learner.ipynb #6b22cb08
 def proto_model(
     arch, # function or name in torchvision or timm, or any module
     h, # a `Hierarchy`, `CostMatrix` or matrix of costs, in the order of the classes
@@ -56,10 +58,18 @@ def proto_model(
     n = as_tree(h, 'A model with hidden prototypes').n_nodes if hidden else len(h)
     return nn.Sequential(embedder(arch, m, **kwargs), PrototypeHead(m, n, len(h), distance=distance, init=init))
 
-# %% ../nbs/05_learner.ipynb #9f8d32c1
+# %% ../nbs/05_learner.ipynb #0dff0cf8
+def _proto_cbs(h, guide, lam, scale, proto_lr, proto_wd):
+    cbs = [ProtoWatch()]
+    if proto_lr!=1 or proto_wd is not None: cbs.append(ProtoRates(proto_lr, proto_wd))
+    if guide is not None: cbs.append(MetricGuide(h, guide, lam, align=False, **({} if scale is None else dict(scale=scale))))
+    return cbs
+
+# %% ../nbs/05_learner.ipynb #1ca8e66b
 def _example(dls): return tuple(to_cpu(o[:2]).as_subclass(Tensor) for o in dls.one_batch()[:getattr(dls, 'n_inp', 1)])
 def _split(arch): return partial(proto_split, split=model_meta.get(arch, {}).get('split', default_split))
 
+# %% ../nbs/05_learner.ipynb #039aff88
 @delegates(Learner.__init__, but='model,metrics,loss_func,splitter,cbs')
 def proto_learner(
     dls, # `DataLoaders`
@@ -91,39 +101,41 @@ def proto_learner(
     model = proto_model(arch, h, m, hidden, distance, init, n_in=n_in or x[0].shape[1], x=x, pretrained=pretrained,
                         cut=cut, nf=nf, pool=pool, norm=norm, project=project)
     if normalize and pretrained is True: add_norm(dls, _stats(arch, model[0][0]))
-    cbs = L(cbs) + ProtoWatch()
-    if proto_lr!=1 or proto_wd is not None: cbs += ProtoRates(proto_lr, proto_wd)
-    if guide is not None: cbs += MetricGuide(h, guide, lam, align=False, **({} if scale is None else dict(scale=scale)))
-    learn = Learner(dls, model, loss_func=ifnone(loss_func, DataLoss(ignore_index=ignore_index)), cbs=cbs,
-                    metrics=ifnone(metrics, hier_metrics(h, ignore_index=ignore_index)), splitter=ifnone(splitter, _split(arch)), **kwargs)
+    learn = Learner(dls, model, loss_func=ifnone(loss_func, DataLoss(ignore_index=ignore_index)), splitter=ifnone(splitter, _split(arch)),
+                    metrics=ifnone(metrics, hier_metrics(h, ignore_index=ignore_index)),
+                    cbs=L(cbs)+_proto_cbs(h, guide, lam, scale, proto_lr, proto_wd), **kwargs)
     learn.hierarchy = h
     if pretrained: learn.freeze()
     return learn
 
-# %% ../nbs/05_learner.ipynb #8b0884ad
+# %% ../nbs/05_learner.ipynb #f23bff73
 class HierInterpretation(ClassificationInterpretation):
     "Interpretation of a classifier whose mistakes have costs"
     def __init__(self, learn, dl, losses, act=None, D=None, targs=None, decoded=None):
-        super().__init__(learn, dl, losses, act)
-        self.D,self.targs,self.decoded = D,targs,decoded
-        self.costs = as_costs(D)
+        store_attr()
+        self.costs = as_costs(D).cpu()
+        self.vocab = getattr(dl, 'vocab', None) or getattr(D, 'leaves', range(len(self.costs)))
+        if is_listy(self.vocab) and is_listy(self.vocab[0]): self.vocab = self.vocab[-1]
+        # what the loss ignores is not interpreted either
+        self.counts = (targs>=0) & (targs<len(self.costs)) & (targs!=getattr(learn.loss_func, 'ignore_index', -100))
 
-    @classmethod
-    def from_learner(cls,
-        learn, # any `Learner`
-        D=None, # a `Hierarchy`, `CostMatrix` or matrix of costs; `learn.hierarchy` by default
-        ds_idx=1, # which of `learn.dls`, if `dl` is not given
-        dl=None, # `DataLoader` to interpret
-        act=None # activation, if not that of the loss
-    ):
-        "Predict all of `dl` and weigh the mistakes by `D`"
-        D = align_costs(ifnone(D, getattr(learn, 'hierarchy', None)), learn.dls)
-        if D is None: raise HierarchyError("What do mistakes cost? Give `D`, a hierarchy or a matrix of costs")
-        dl = ifnone(dl, learn.dls[ds_idx].new(shuffle=False, drop_last=False))
-        _,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=act)
-        return cls(learn, dl, losses, act, D, targs.as_subclass(Tensor), decoded.as_subclass(Tensor))
+# %% ../nbs/05_learner.ipynb #8ffd4327
+@patch(cls_method=True)
+def from_learner(cls:HierInterpretation,
+    learn, # any `Learner`
+    D=None, # a `Hierarchy`, `CostMatrix` or matrix of costs; `learn.hierarchy` by default
+    ds_idx=1, # which of `learn.dls`, if `dl` is not given
+    dl=None, # `DataLoader` to interpret
+    act=None # activation, if not that of the loss
+):
+    "Predict all of `dl` and weigh the mistakes by `D`"
+    D = align_costs(ifnone(D, getattr(learn, 'hierarchy', None)), learn.dls)
+    if D is None: raise HierarchyError("What do mistakes cost? Give `D`, a hierarchy or a matrix of costs")
+    dl = ifnone(dl, learn.dls[ds_idx].new(shuffle=False, drop_last=False))
+    _,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=act)
+    return cls(learn, dl, losses, act, D, targs.as_subclass(Tensor), decoded.as_subclass(Tensor))
 
-# %% ../nbs/05_learner.ipynb #2233a99d
+# %% ../nbs/05_learner.ipynb #82e7a46f
 def tree_order(
     D # a `Hierarchy`, `CostMatrix` or matrix of costs
 ):
@@ -134,15 +146,14 @@ def tree_order(
     C = as_costs(D).cpu()
     return torch.as_tensor(leaves_list(linkage(squareform(to_np((C+C.T)/2), checks=False), 'average')).copy()).long()
 
-# %% ../nbs/05_learner.ipynb #d5b14dac
+# %% ../nbs/05_learner.ipynb #dc410e1a
 @patch
 def confusion_matrix(self:HierInterpretation):
     "Counts of true (rows) and predicted (columns) classes, as an array"
-    K = len(self.costs)
-    ok = (self.targs>=0) & (self.targs<K)
-    return to_np(torch.bincount(self.targs[ok]*K+self.decoded[ok], minlength=K*K).view(K, K))
+    K,targs,decoded = len(self.costs),self.targs[self.counts],self.decoded[self.counts]
+    return to_np(torch.bincount(targs*K+decoded, minlength=K*K).view(K, K))
 
-# %% ../nbs/05_learner.ipynb #a0e3830e
+# %% ../nbs/05_learner.ipynb #bbfff568
 def _ticks(D, order, names, most=40):
     "Positions and names for classes in `order`: themselves, or their groups if there are too many"
     if len(names)<=most or not isinstance(D, Hierarchy): return range(len(names)),[str(names[i]) for i in order]
@@ -150,7 +161,7 @@ def _ticks(D, order, names, most=40):
     groups = at.unique_consecutive().tolist()
     return [(at==g).nonzero().float().mean().item() for g in groups],[D.nodes[g][-1] for g in groups]
 
-# %% ../nbs/05_learner.ipynb #fdff5b9d
+# %% ../nbs/05_learner.ipynb #f2429bd9
 @patch
 def plot_confusion_matrix(self:HierInterpretation,
     title='Confusions and what they cost', # title of the picture
@@ -170,7 +181,7 @@ def plot_confusion_matrix(self:HierInterpretation,
     ax.set_xticklabels(names, rotation=90); ax.set_yticklabels(names)
     return ax
 
-# %% ../nbs/05_learner.ipynb #57fa98a6
+# %% ../nbs/05_learner.ipynb #29aba25f
 @patch
 def most_costly(self:HierInterpretation,
     k=10 # how many
@@ -182,24 +193,26 @@ def most_costly(self:HierInterpretation,
     df = pd.DataFrame(dict(true=[str(self.vocab[a]) for a in i], predicted=[str(self.vocab[b]) for b in j], times=cm[i,j], cost=cost, total=cm[i,j]*cost))
     return df.sort_values('total', ascending=False, kind='stable').head(k).reset_index(drop=True)
 
-# %% ../nbs/05_learner.ipynb #01f44baf
+# %% ../nbs/05_learner.ipynb #8ba873cd
 @patch
 def level_report(self:HierInterpretation):
     "Groups and accuracy at each level of the tree"
     h = as_tree(self.D, 'A report by level')
-    rows = [(l, len(h.ancestors(l).unique()), level_accuracy(self.decoded, self.targs, h, l).item()) for l in range(1, h.depth+1)]
+    rows = [(l, len(h.ancestors(l).unique()), level_accuracy(self.decoded[self.counts], self.targs[self.counts], h, l).item()) for l in range(1, h.depth+1)]
     return pd.DataFrame(rows, columns=['level','groups','accuracy']).set_index('level')
 
-# %% ../nbs/05_learner.ipynb #166c18c3
+# %% ../nbs/05_learner.ipynb #77ba631a
 @patch
 def top_costs(self:HierInterpretation,
     k=None # how many; all by default
 ):
     "Costs and numbers of the `k` samples whose mistakes cost most; among equals, the largest loss first"
-    cost = self.costs[self.decoded,self.targs]
+    cost = self.costs[self.decoded,self.targs.where(self.counts, self.decoded)]
+    if cost.ndim>1: cost = cost.flatten(1).mean(1)
     idx = torch.as_tensor(np.lexsort((-to_np(self.losses), -to_np(cost)))[:k].copy())
     return cost[idx],idx
 
+# %% ../nbs/05_learner.ipynb #7c57cd1d
 @patch
 def plot_top_costs(self:HierInterpretation,
     k=9, # how many
@@ -208,4 +221,5 @@ def plot_top_costs(self:HierInterpretation,
     "Show the `k` samples whose mistakes cost most"
     for c,i,ax in zip(*self.top_costs(k), get_grid(k, **kwargs)):
         self.dl.dataset[i.item()][0].show(ctx=ax)
-        ax.set_title(f'{self.vocab[self.targs[i]]} taken for {self.vocab[self.decoded[i]]}\ncost {c:g}', fontsize=9)
+        what = f'{self.vocab[self.targs[i]]} taken for {self.vocab[self.decoded[i]]}\n' if self.targs.ndim==1 else ''
+        ax.set_title(f'{what}cost {c:.3g}', fontsize=9)
