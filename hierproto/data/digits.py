@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PROTOCOLS', 'DIGITS', 'digit_pictures', 'figure1_augment', 'digit_costs', 'digits']
 
-# %% ../../nbs/21_data.digits.ipynb #15479ec8
+# %% ../../nbs/21_data.digits.ipynb #9959f456
 import torch, torch.nn.functional as F
 from fastcore.all import *
 from sklearn.datasets import load_digits
@@ -13,7 +13,7 @@ from sklearn.model_selection import train_test_split
 from ..hierarchy import *
 from .core import *
 
-# %% ../../nbs/21_data.digits.ipynb #d826cc59
+# %% ../../nbs/21_data.digits.ipynb #5e31820a
 def digit_pictures(
     size=28,  # side of the pictures
     margin=4  # empty pixels on each side
@@ -24,7 +24,7 @@ def digit_pictures(
     x = F.interpolate(x, size=size-2*margin, mode='bilinear', align_corners=False)
     return F.pad(x, [margin]*4), torch.tensor(data.target)
 
-# %% ../../nbs/21_data.digits.ipynb #d7538f48
+# %% ../../nbs/21_data.digits.ipynb #5ae84134
 PROTOCOLS = dict(published=dict(max_deg=40., zoom=(1.3,1.3), mode='nearest'),
                  as_written=dict(max_deg=40., zoom=(1.,1.3), mode='nearest'))
 
@@ -35,7 +35,7 @@ def figure1_augment(
     if protocol is not None and protocol not in PROTOCOLS: raise ValueError(f'protocol {protocol!r} is none of {", ".join(PROTOCOLS)}')
     return [] if protocol is None else [RotateZoom(**PROTOCOLS[protocol])]
 
-# %% ../../nbs/21_data.digits.ipynb #a48fb72f
+# %% ../../nbs/21_data.digits.ipynb #20460f1e
 DIGITS = [str(i) for i in range(10)]
 
 def digit_costs(
@@ -44,10 +44,10 @@ def digit_costs(
     "The hierarchy or cost matrix of the ten digits called `name`"
     return (named_costs(name) if name=='digits_chain' else Hierarchy.named(name)).align(DIGITS)
 
-# %% ../../nbs/21_data.digits.ipynb #f6616b24
+# %% ../../nbs/21_data.digits.ipynb #8a8eb17f
 def digits(
     bs=256,                   # batch size
-    protocol='published',     # augmentation: 'published', 'as_written' or None
+    protocol='as_written',    # augmentation: 'as_written', 'published' or None
     hierarchy='mnist_visual', # 'mnist_visual' or 'digits_chain'
     valid_pct=0.25,           # part of the digits kept for testing
     seed=42,                  # of the split

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['read_folder', 'mnist_pictures', 'mnist_here', 'mnist']
 
-# %% ../../nbs/22_data.mnist.ipynb #423802cf
+# %% ../../nbs/22_data.mnist.ipynb #cc323601
 import numpy as np, torch
 from fastcore.all import *
 from fastai.data.external import URLs, untar_data, fastai_cfg
@@ -14,7 +14,7 @@ from ..hierarchy import *
 from .core import *
 from .digits import *
 
-# %% ../../nbs/22_data.mnist.ipynb #6f41f94e
+# %% ../../nbs/22_data.mnist.ipynb #4b284e34
 def read_folder(
     path # holds one folder for each digit
 ):
@@ -23,7 +23,7 @@ def read_folder(
     x = torch.from_numpy(np.stack([np.asarray(Image.open(f).convert('L')) for f in files]))[:,None]
     return x, tensor([DIGITS.index(f.parent.name) for f in files])
 
-# %% ../../nbs/22_data.mnist.ipynb #0a460980
+# %% ../../nbs/22_data.mnist.ipynb #2c9fc0cc
 def mnist_pictures(
     path=None # of the unpacked data set; downloaded by fastai unless given
 ):
@@ -33,14 +33,14 @@ def mnist_pictures(
     sets = cached(path/'tensors_v1.pt', lambda: {o: read_folder(path/o) for o in parts})
     return [(sets[o][0].float()/255, sets[o][1]) for o in parts]
 
-# %% ../../nbs/22_data.mnist.ipynb #1ce588d2
+# %% ../../nbs/22_data.mnist.ipynb #00e16dcc
 def mnist_here(): "Is MNIST on this machine already?"; return (fastai_cfg().path('data')/'mnist_png'/'testing').exists()
 
-# %% ../../nbs/22_data.mnist.ipynb #4ad5d6b9
+# %% ../../nbs/22_data.mnist.ipynb #9c42bf3e
 @delegates(digits, but='valid_pct,seed')
 def mnist(
     bs=256,                   # batch size
-    protocol='published',     # augmentation: 'published', 'as_written' or None
+    protocol='as_written',    # augmentation: 'as_written', 'published' or None
     hierarchy='mnist_visual', # 'mnist_visual' or 'digits_chain'
     source=None,              # folder of the unpacked data set; downloaded by fastai unless given
     **kwargs                  # for `tensor_dls`: `device`, `val_bs`, `path`
