@@ -63,3 +63,26 @@ def test_killed(straight, tmp_path):
 def test_shared_folder(straight, tmp_path):
     assert sweep(tmp_path, kills=1, processes=3) == straight[0]
     assert not left_over(tmp_path)
+
+
+LAUNCHED = """
+import sys, torch; torch.set_num_threads(1)
+from hierproto.experiments import *
+for m in sys.argv[2].split(','): train_run(resolve('digits', m, 'smoke', epochs=2, n_train=96, n_test=63), sys.argv[1])
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_accelerate(tmp_path):
+    "Two processes on a CPU train a model together and write one row; HIERPROTO_METHODS=all does so for every method"
+    pytest.importorskip('accelerate', reason='training on several processes needs accelerate')
+    from hierproto.experiments import TABLE, parse_methods
+    methods = [m for m, _ in parse_methods(os.environ.get('HIERPROTO_METHODS', 'gp_disto,cross_entropy'))]
+    (tmp_path/'launched.py').write_text(LAUNCHED)
+    res = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'accelerate.commands.launch', '--multi_gpu', '--num_processes', '2', '--num_machines', '1', '--main_process_port', '0', '--mixed_precision', 'no',
+                          '--dynamo_backend', 'no', '--num_cpu_threads_per_process', '1', str(tmp_path/'launched.py'), str(tmp_path/'out'), ','.join(methods)],
+                         capture_output=True, text=True, timeout=900, env={**os.environ, 'OMP_NUM_THREADS': '1', 'ACCELERATE_USE_CPU': 'true'})  # its own --cpu starts one process
+    assert res.returncode == 0, res.stderr[-3000:]
+    df = pd.read_csv(tmp_path/'out'/'digits_smoke.csv')
+    assert df.method.tolist() == methods and (df.n_test == 63).all()
+    assert ((df.er*63).round(6) % 1 == 0).all(), 'an error rate is a count of 63, padding left out'
