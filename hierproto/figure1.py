@@ -9,8 +9,8 @@ __all__ = ['MODELS', 'COSTS', 'PUBLISHED', 'COLUMNS', 'DATA', 'METRICS', 'COLOUR
            'claim', 'run_all', 'figure1_table', 'tree_lines', 'plot_points', 'plot_figure1', 'keep_memory',
            'demo_recipes', 'main']
 
-# %% ../nbs/39_figure1.ipynb #1c2ace55
-import contextlib, ctypes, hashlib, json, os, subprocess, sys, tempfile, time
+# %% ../nbs/39_figure1.ipynb #0a099746
+import contextlib, ctypes, gc, hashlib, json, os, subprocess, sys, tempfile, time
 import numpy as np, pandas as pd, torch
 import fastai, hierproto, matplotlib.pyplot as plt
 from pathlib import Path
@@ -29,7 +29,7 @@ from .data.digits import *
 from .data.mnist import *
 from .backbones.convnet import *
 
-# %% ../nbs/39_figure1.ipynb #742c73c4
+# %% ../nbs/39_figure1.ipynb #172c51e6
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
           ('fixed','mnist_visual'), ('gp_disto','digits_chain'), ('fixed','digits_chain')]
 
@@ -38,7 +38,7 @@ def model_title(method, hierarchy):
     name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
     return name if method in ('cross_entropy','learnt') else f"{name} ({'numerical' if hierarchy=='digits_chain' else 'visual'})"
 
-# %% ../nbs/39_figure1.ipynb #372e5bc0
+# %% ../nbs/39_figure1.ipynb #b873c276
 def figure1_model(
     method, # 'cross_entropy', 'learnt', 'gp_disto' or 'fixed'
     D,      # costs, which place fixed prototypes
@@ -51,14 +51,14 @@ def figure1_model(
     protos = embed_metric(D, m, seed=seed, progress=False) if method=='fixed' else torch.rand(K, m)
     return nn.Sequential(body, PrototypeHead(m, K, init=protos, learn=method!='fixed'))
 
-# %% ../nbs/39_figure1.ipynb #4890e72b
+# %% ../nbs/39_figure1.ipynb #80ff100c
 class StepDown(Callback):
     "Train at the rate `lr`, and divide it by 10 when each part of the epochs in `at` is over"
     def __init__(self, lr=.1, at=(2/3,5/6)): store_attr()
     def rate(self, epoch, n_epoch): return self.lr*.1**sum(epoch>=round(a*n_epoch) for a in self.at)
     def before_train(self): self.opt.set_hyper('lr', self.rate(self.epoch, self.n_epoch))
 
-# %% ../nbs/39_figure1.ipynb #d727feb3
+# %% ../nbs/39_figure1.ipynb #2da966b0
 def figure1_learner(
     dls,      # loaders of digits
     method,   # 'cross_entropy', 'learnt', 'gp_disto' or 'fixed'
@@ -74,7 +74,7 @@ def figure1_learner(
     return Learner(dls, figure1_model(method, D, m, seed), loss_func=CrossEntropyLossFlat(), lr=lr,
                    opt_func=partial(OptimWrapper, opt=torch.optim.SGD, momentum=.9), cbs=[StepDown(lr), *guide, *L(cbs)])
 
-# %% ../nbs/39_figure1.ipynb #337dcf69
+# %% ../nbs/39_figure1.ipynb #f35523be
 def embed(model, dl):
     "Embeddings, scores and labels of all that `dl` holds"
     model.eval(); res = []
@@ -82,7 +82,7 @@ def embed(model, dl):
         for x,y in dl: z = model[0](x.as_subclass(Tensor)); res.append((z.cpu(), model[1](z).cpu(), y.as_subclass(Tensor).cpu()))
     return [torch.cat(o) for o in zip(*res)]
 
-# %% ../nbs/39_figure1.ipynb #67d4c0cb
+# %% ../nbs/39_figure1.ipynb #980445ae
 COSTS = dict(visual='mnist_visual', numerical='digits_chain')
 
 def measure(
@@ -100,7 +100,7 @@ def measure(
     confusion = torch.bincount(pred*10+y, minlength=100).view(10,10)
     return res, dict(z=z, y=y, pred=pred, means=means, protos=protos, confusion=confusion)
 
-# %% ../nbs/39_figure1.ipynb #7504fdb7
+# %% ../nbs/39_figure1.ipynb #fd6a35dd
 def first_of_each(y, n): "Places of the first `n` of each class in the labels `y`"; return torch.cat([(y==k).nonzero()[:n,0] for k in y.unique()])
 
 class Snapshots(Callback):
@@ -114,7 +114,7 @@ class Snapshots(Callback):
         if self.train_iter in self.at: self.at.remove(self.train_iter); self.take()
     def after_fit(self): self.take()
 
-# %% ../nbs/39_figure1.ipynb #7de02872
+# %% ../nbs/39_figure1.ipynb #aec63034
 @patch
 def take(self:Snapshots):
     "Keep this moment"
@@ -128,7 +128,7 @@ def arrays(self:Snapshots):
     "What was kept, by name"
     return dict(zip(('snap_step','snap_z','snap_protos'), map(torch.stack, zip(*self.frames))), snap_y=self.y)
 
-# %% ../nbs/39_figure1.ipynb #ddbcb406
+# %% ../nbs/39_figure1.ipynb #1d8a344d
 PUBLISHED = dict(epochs=30, bs=256, lr=.1, lam=1., m=2)
 
 def recipe(
@@ -143,7 +143,7 @@ def recipe(
     r = dict(data=data, tier='figure1', method=method, seed=seed, fold=0, fraction=1., hierarchy=hierarchy, protocol=protocol, **{**PUBLISHED, **overrides})
     return dict(run_id=hashlib.sha1(json.dumps(r, sort_keys=True).encode()).hexdigest()[:12], **r)
 
-# %% ../nbs/39_figure1.ipynb #5b43da60
+# %% ../nbs/39_figure1.ipynb #8fbc69a5
 def figure1_recipes(
     data='mnist',  # 'mnist' or 'digits'
     published=5,   # seeds under the published protocol
@@ -154,7 +154,7 @@ def figure1_recipes(
     parts = [('published',published,MODELS), ('as_written',as_written,MODELS[:3])]
     return [recipe(data, *o, protocol=p, seed=s, **overrides) for s in range(max(published,as_written)) for p,n,models in parts if s<n for o in models]
 
-# %% ../nbs/39_figure1.ipynb #d1c1ee4a
+# %% ../nbs/39_figure1.ipynb #7a542349
 COLUMNS = ('run_id data tier method seed fold fraction hierarchy overrides epochs er ahc seconds commit '
            'ahc_visual ahc_numerical disto_visual disto_numerical protocol versions').split()
 
@@ -169,7 +169,7 @@ def add_row(
 
 def finished(path): "The `run_id` of each row at `path`"; return set(pd.read_csv(path).run_id) if Path(path).exists() else set()
 
-# %% ../nbs/39_figure1.ipynb #e996debd
+# %% ../nbs/39_figure1.ipynb #20fc3ed5
 def commit():
     "Commit of the source of this package, where it is known"
     res = subprocess.run(['git','-C',str(Path(hierproto.__file__).parent),'rev-parse','--short','HEAD'], capture_output=True, text=True)
@@ -181,7 +181,7 @@ def circumstances(r, start):
     over = {k: r[k] for k,v in PUBLISHED.items() if r[k]!=v}
     return dict(overrides=json.dumps(over), seconds=round(time.time()-start), commit=commit(), versions=', '.join(f'{k} {v}' for k,v in vs.items()))
 
-# %% ../nbs/39_figure1.ipynb #6bd39c49
+# %% ../nbs/39_figure1.ipynb #487a16d9
 DATA = dict(mnist=mnist, digits=digits)
 
 class NoValidation(Callback):
@@ -210,7 +210,7 @@ def run(
     res['ahc'] = res['ahc_numerical' if r['hierarchy']=='digits_chain' else 'ahc_visual']
     return {**r, **res, **circumstances(r, start)}, {**arrays, **(learn.snapshots.arrays() if snapshots else {})}
 
-# %% ../nbs/39_figure1.ipynb #54a92e5a
+# %% ../nbs/39_figure1.ipynb #6cbd6495
 def save_arrays(path, arrays, n_each=100):
     "Write `arrays` to the npz file `path`, with `n_each` embeddings of each class"
     some = first_of_each(arrays['y'], n_each)
@@ -222,7 +222,7 @@ def save_arrays(path, arrays, n_each=100):
 
 def load_arrays(out, run_id): "Arrays of the run `run_id` in the folder `out`"; return dict(np.load(Path(out)/'figure1'/f'{run_id}.npz'))
 
-# %% ../nbs/39_figure1.ipynb #99d57f55
+# %% ../nbs/39_figure1.ipynb #4c4583f1
 @contextlib.contextmanager
 def claim(run_id):
     "Is the run `run_id` ours? True unless another program is at it"
@@ -234,7 +234,7 @@ def claim(run_id):
         except BlockingIOError: yield False; return
         yield True
 
-# %% ../nbs/39_figure1.ipynb #9e0465e9
+# %% ../nbs/39_figure1.ipynb #e2f5d641
 def run_all(
     recipes,            # what to run
     out='results',      # folder of the results
@@ -250,9 +250,10 @@ def run_all(
             row,arrays = run(r, snapshots=snapshots(r) is True, bar=bar)
             save_arrays(Path(out)/'figure1'/f"{r['run_id']}.npz", arrays)
             add_row(path, row)
+            gc.collect() # a learner and its callbacks hold on to each other, and to the data
     return pd.read_csv(path)
 
-# %% ../nbs/39_figure1.ipynb #70a6588b
+# %% ../nbs/39_figure1.ipynb #95109fc8
 METRICS = dict(er='ER %', ahc_visual='AHC visual', ahc_numerical='AHC numerical', disto_visual='distortion visual', disto_numerical='distortion numerical')
 
 def _spread(x, digits): return f'{x.mean():.{digits}f}' + (f' ± {x.std():.{digits}f}' if len(x)>1 else '')
@@ -265,7 +266,7 @@ def figure1_table(
     rows = {model_title(*o): df[(df.method==o[0]) & (df.hierarchy==o[1])] for o in MODELS}
     return pd.DataFrame({k: {'seeds': len(g), **{n: _spread(g[c], 1 if c=='er' else 2) for c,n in METRICS.items()}} for k,g in rows.items() if len(g)}).T
 
-# %% ../nbs/39_figure1.ipynb #164bc6c8
+# %% ../nbs/39_figure1.ipynb #0c80dee1
 COLOURS = np.array('#c62828 #1a3f8b #1b7837 #8e44ad #2bb5c9 #7fbf3f #ef6c4d #3f7fe0 #d48ae0 #ffab73'.split())
 
 def tree_lines(
@@ -279,7 +280,7 @@ def tree_lines(
     at = np.concatenate([points, [points[o].mean(0) for o in below[len(points):]]])
     return [(at[i], at[p]) for i,p in enumerate(D.parent.tolist()) if p>=0], at[-1]
 
-# %% ../nbs/39_figure1.ipynb #19d447f2
+# %% ../nbs/39_figure1.ipynb #60b65d13
 def plot_points(ax, z, y, means=None, protos=None, name=None):
     "Embeddings `z` of digits `y`, class `means`, `protos` and the lines of hierarchy `name` on `ax`"
     ax.scatter(*z.astype(float).T, c=COLOURS[y], s=6, alpha=.55, lw=0)
@@ -294,7 +295,7 @@ def plot_points(ax, z, y, means=None, protos=None, name=None):
                                           **(dict(color='w') if protos is not None else dict(xytext=(7,7), textcoords='offset points')))
     ax.set_aspect('equal', adjustable='datalim'); ax.set_xticks([]); ax.set_yticks([])
 
-# %% ../nbs/39_figure1.ipynb #83269a52
+# %% ../nbs/39_figure1.ipynb #82b89831
 def plot_figure1(
     df,            # one row for each model
     out='results', # folder with the arrays of the runs
@@ -312,7 +313,7 @@ def plot_figure1(
             ax.set_title(f"({letter}) {model_title(method,name)}\nER {100*r.er:.1f}%, AHC {r[f'ahc_{o}']:.2f}, distortion {r[f'disto_{o}']:.2f}", fontsize=10)
     return axs
 
-# %% ../nbs/39_figure1.ipynb #04cbd390
+# %% ../nbs/39_figure1.ipynb #9ad82d13
 def keep_memory():
     "Let glibc keep freed memory for the next step; elsewhere nothing happens"
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -320,7 +321,7 @@ def keep_memory():
         # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD of malloc.h, as large as each may be
         return all([mallopt(k, v) for k,v in ((-3, 2**25), (-1, 2**31-1), (-2, 2**28))])
 
-# %% ../nbs/39_figure1.ipynb #83f01b38
+# %% ../nbs/39_figure1.ipynb #a6e42c33
 def demo_recipes(): "The six models on the embedded digits"; return [recipe('digits', *o, protocol='as_written', epochs=40, bs=64, lr=.025) for o in MODELS]
 
 def _snapshots(r): return r['seed']==0 and r['protocol']=='published' and r['method'] in ('learnt','gp_disto')
