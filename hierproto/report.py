@@ -8,7 +8,7 @@ __all__ = ['TABLE2', 'TABLE3', 'TABLE4', 'TITLES', 'NO_TREE', 'load_results', 'p
            'load_history', 'plot_scale', 'confusions', 'plot_confusions', 'pair_table', 'report_tables',
            'report_figures', 'report', 'report_cli']
 
-# %% ../nbs/41_report.ipynb #4defcc0f
+# %% ../nbs/41_report.ipynb #7afc391e
 import contextlib, json
 import numpy as np, pandas as pd, matplotlib.pyplot as plt
 from functools import partial
@@ -18,7 +18,7 @@ from fastcore.script import *
 from .hierarchy import *
 from .experiments import *
 
-# %% ../nbs/41_report.ipynb #2daf32ef
+# %% ../nbs/41_report.ipynb #30db94fb
 _SETS = ['cifar100','nyudv2','s2agri','inat19']
 
 def _table(text, sets):
@@ -39,7 +39,7 @@ fixed          24.7 1.083  33.1 1.462  19.4 0.710  43.9 2.148
 gp_rank        23.3 1.056  32.7 1.445  19.1 0.691  39.3 1.718
 gp_disto       23.6 1.052  32.5 1.440  18.9 0.685  38.9 1.721''', _SETS)
 
-# %% ../nbs/41_report.ipynb #18076194
+# %% ../nbs/41_report.ipynb #bfb8c19f
 TABLE3 = _table('''
 gp_disto_fixed_scale +0.1 +0.003  0.0 0.000   +0.2 +0.001  +0.9 0.000
 fixed                +1.1 +0.031  +0.6 +0.013 +0.5 +0.025  +5.0 +0.427
@@ -52,18 +52,19 @@ gp_disto:lam=2        +0.3 +0.013  +0.2 +0.010
 gp_disto:lam=3        +0.1 +0.004  +0.1 +0.010
 gp_disto:hidden=False +0.2 +0.015  +0.3 +0.011''', ['cifar100','s2agri'])
 
-# %% ../nbs/41_report.ipynb #d49f40fa
+# %% ../nbs/41_report.ipynb #8ce248e7
 def load_results(
     data, # name of the data set
     tier, # 'paper', 'cpu' or 'smoke'
-    out='results' # folder of the results
+    out='results', # folder of the results
+    hierarchy=None # of the runs; the usual one of `data` unless given
 ):
-    "Rows of `<out>/<data>_<tier>.csv`, error rates in percent, overrides as dicts"
+    "Rows of `<out>/<data>_<tier>.csv` with one hierarchy, error rates in percent, overrides as dicts"
     df = read_rows(Path(out)/f'{data}_{tier}.csv')
-    if len(df): df = df.assign(er=100*df.er, overrides=df.overrides.map(json.loads))
+    if len(df): df = df[df.hierarchy==Path(hierarchy or TREES[data]).name].assign(er=100*df.er, overrides=df.overrides.map(json.loads))
     return df
 
-# %% ../nbs/41_report.ipynb #5e89be0d
+# %% ../nbs/41_report.ipynb #276ac3c3
 def pick(
     df,         # rows, from `load_results`
     line,       # method, with settings after colons
@@ -73,10 +74,11 @@ def pick(
     "Rows of `df` with method and settings of `line`, seed by seed"
     if not len(df): return df
     (method,over), = parse_methods(line)
-    want = {**(base or {}), **over}
+    want = overridden(resolve(df.data.iloc[0], method, df.tier.iloc[0], fraction=fraction, **{**(base or {}), **over}))
+    want = json.loads(json.dumps(want))
     return df[(df.method==method) & np.isclose(df.fraction, fraction) & df.overrides.map(lambda o: o==want)].sort_values(['seed','fold'])
 
-# %% ../nbs/41_report.ipynb #d94ceb0e
+# %% ../nbs/41_report.ipynb #5f7f1fe2
 def paired(
     a, b,  # rows of two methods
     metric # name of a column
@@ -98,7 +100,7 @@ def bootstrap(
     draws = np.random.default_rng(seed).choice(np.asarray(x), (n,len(x)))
     return tuple(np.quantile(getattr(np, how)(draws, 1), [(1-level)/2,(1+level)/2]))
 
-# %% ../nbs/41_report.ipynb #349e4769
+# %% ../nbs/41_report.ipynb #540ed662
 TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO', hyperspherical='Hyperspherical', deep_ncm='Deep-NCM',
               learnt='Learnt prototypes', fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto', gp_disto_fixed_scale='Fixed scale', gp_disto_squared='Squared norm')
 _DIGITS = dict(er=1, ahc=3)
@@ -106,7 +108,7 @@ _DIGITS = dict(er=1, ahc=3)
 def title(line): "How a table names the `line`"; m,*o = line.split(':'); return TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
 def summary(x, how): "Mean or median of `x`"; return float(getattr(np, how)(x)) if len(x) else np.nan
 
-# %% ../nbs/41_report.ipynb #1547506d
+# %% ../nbs/41_report.ipynb #97728701
 def _with_spread(x, how, d): return 'not run' if not len(x) else f'{summary(x, how):.{d}f}'+(f' ± {x.std():.{d}f}' if len(x)>1 else '')
 def _with_interval(x, how, d):
     if not len(x): return ''
@@ -115,7 +117,7 @@ def _with_interval(x, how, d):
 def _or_dash(x, d, sign=''): return '–' if x is None or np.isnan(x) else f'{x:{sign}.{d}f}'
 def _published(table, line, data, metric): return table[data][metric].get(line) if data in table else None
 
-# %% ../nbs/41_report.ipynb #a2a0cbb5
+# %% ../nbs/41_report.ipynb #ed1dbb7a
 def bold_best(
     column, # strings
     values  # the numbers behind them, nan where there is none
@@ -124,7 +126,7 @@ def bold_best(
     lowest = np.nanmin(values) if np.isfinite(values).any() else None
     return [f'**{s}**' if v==lowest else s for s,v in zip(column, values)]
 
-# %% ../nbs/41_report.ipynb #ce24b106
+# %% ../nbs/41_report.ipynb #6821ecb0
 def results_table(
     df,         # rows, from `load_results`
     data,       # name of the data set
@@ -145,15 +147,16 @@ def results_table(
         res[f'{name}, paper'] = bold_best([_or_dash(o, d) for o in theirs], theirs)
     return pd.DataFrame(res, index=pd.Index(map(title, lines), name=f'{data}, {how}'))
 
-# %% ../nbs/41_report.ipynb #d4591758
+# %% ../nbs/41_report.ipynb #7e6cf2ad
 def markdown(
     df # a table
 ):
     "`df` as a Markdown table"
+    cell = lambda o: (f'{o:g}' if np.isfinite(o) else '–') if isinstance(o, float) else str(o)
     lines = [[df.index.name or '', *df.columns], ['---']*(1+df.shape[1]), *([i, *r] for i,r in zip(df.index, df.values))]
-    return '\n'.join('| '+' | '.join(map(str, o))+' |' for o in lines)
+    return '\n'.join('| '+' | '.join(map(cell, o))+' |' for o in lines)
 
-# %% ../nbs/41_report.ipynb #ddea619f
+# %% ../nbs/41_report.ipynb #abcbd50c
 def difference_table(
     df,          # rows, from `load_results`
     data,        # name of the data set
@@ -170,7 +173,7 @@ def difference_table(
         res[f'{name}, paper'] = [_or_dash(_published(table, o, data, m), _DIGITS[m], '+') for o in table.index]
     return pd.DataFrame(res, index=pd.Index(map(title, table.index), name=f'{data}, difference to GP-disto'))
 
-# %% ../nbs/41_report.ipynb #974b42e6
+# %% ../nbs/41_report.ipynb #bd3615ae
 NO_TREE = ('cross_entropy','deep_ncm','learnt')
 
 def plot_bars(
@@ -190,21 +193,23 @@ def plot_bars(
     axs[0].get_yticklabels()[-1].set_fontweight('bold')
     return axs
 
-# %% ../nbs/41_report.ipynb #d1f3b859
+# %% ../nbs/41_report.ipynb #9b23b1b4
 def _bars(ax, values, how, data, metric, published, name):
     "Bars of `values` on `ax`, with room at the left cut away so that differences show"
     v = np.array([summary(o, how) for o in values.values()])
     err = np.array([o.std(ddof=1) if len(o)>1 else 0. for o in values.values()])
     best = np.nanmin(v) if np.isfinite(v).any() else None
     ax.barh(range(len(v)), np.nan_to_num(v), xerr=err, color=['tab:green' if o==best else 'tab:blue' for o in v], alpha=.8, error_kw=dict(lw=1))
-    for i,o in enumerate(v): ax.text(np.nanmin(v, initial=1.) if np.isnan(o) else o+err[i], i, ' not run' if np.isnan(o) else f' {o:.{_DIGITS[metric]}f}', va='center', fontsize=8)
+    for i,o in enumerate(v):
+        if np.isnan(o): ax.text(.02, i, 'not run', va='center', fontsize=8, color='grey', transform=ax.get_yaxis_transform())
+        else: ax.text(.98, i, f'{o:.{_DIGITS[metric]}f}', va='center', ha='right', fontsize=8, transform=ax.get_yaxis_transform())
     theirs = [ifnone(_published(TABLE2, o, data, metric), np.nan) for o in values] if published else []
     if len(theirs): ax.plot(theirs, range(len(theirs)), '|k', ms=12, label='paper'); ax.legend()
-    seen = np.array([*v, *theirs]); seen = seen[np.isfinite(seen)]
-    if len(seen): pad = .35*np.ptp(seen) or .1*seen[0]; ax.set_xlim(max(0, seen.min()-pad), seen.max()+pad)
+    seen = np.array([*(v-err), *(v+err), *theirs]); seen = seen[np.isfinite(seen)]
+    if len(seen): pad = .3*np.ptp(seen) or .1*seen[0]; ax.set_xlim(max(0, seen.min()-pad), seen.max()+pad)
     ax.set_xlabel(f'{name}, {how}')
 
-# %% ../nbs/41_report.ipynb #7ba7b31c
+# %% ../nbs/41_report.ipynb #75b18b70
 def size_table(
     df,        # rows, from `load_results`
     how='mean',# 'mean' or 'median'
@@ -215,12 +220,12 @@ def size_table(
     "Change of `metric` relative to cross-entropy in percent, for each size of the training set"
     rows = {}
     for f in sorted(df.fraction.unique()) if len(df) else []:
-        ce,n = pick(df, 'cross_entropy', f, base),int(df[df.fraction==f].n_train.max())
-        if len(ce): rows[n] = {'cross_entropy': summary(ce[metric], how),
-                               **{o: 100*(summary(pick(df, o, f, base)[metric], how)/summary(ce[metric], how)-1) for o in lines if o!='cross_entropy'}}
+        ce = pick(df, 'cross_entropy', f, base)
+        if len(ce): rows[int(ce.n_train.max())] = {'cross_entropy': summary(ce[metric], how),
+                                                   **{o: 100*(summary(pick(df, o, f, base)[metric], how)/summary(ce[metric], how)-1) for o in lines if o!='cross_entropy'}}
     return pd.DataFrame(rows, index=lines).T.rename_axis('training set')
 
-# %% ../nbs/41_report.ipynb #bf9c352d
+# %% ../nbs/41_report.ipynb #dcef7276
 def plot_sizes(
     table,  # from `size_table`
     ax=None # an axis
@@ -234,7 +239,7 @@ def plot_sizes(
     ax.set(xlabel='training samples', ylabel='change of AHC, %'); ax.legend()
     return ax
 
-# %% ../nbs/41_report.ipynb #bea7d0f7
+# %% ../nbs/41_report.ipynb #1d6e7372
 def load_history(row, out='results'): "The history of the run of `row`, a line an epoch"; return pd.read_csv(Path(out)/f'{row.data}_{row.tier}'/f'{row.run_id}.csv')
 
 def plot_scale(
@@ -245,10 +250,10 @@ def plot_scale(
     "Optimal scale of the prototypes over epochs, a line a run"
     ax = ax or plt.subplots(figsize=(6,3), layout='constrained')[1]
     for r in rows.itertuples(): h = load_history(r, out); ax.plot(h.epoch+1, h.scale, marker='.', label=f'{r.data}, {title(r.method)}, seed {r.seed}')
-    ax.axhline(1, c='grey', lw=.8, ls=':'); ax.set(xlabel='epoch', ylabel='$s^\\star$'); ax.legend(fontsize=7)
+    ax.axhline(1, c='grey', lw=.8, ls=':'); ax.set(xlabel='epoch', ylabel='$s^\\star$', ylim=(0,None)); ax.xaxis.set_major_locator(plt.MaxNLocator(integer=True)); ax.legend(fontsize=7)
     return ax
 
-# %% ../nbs/41_report.ipynb #7fb171eb
+# %% ../nbs/41_report.ipynb #91af2355
 def confusions(
     rows, # runs with predictions
     out   # folder of the results
@@ -261,7 +266,7 @@ def confusions(
         C = C+np.bincount(o['pred'][keep].astype(int)*K+o['targ'][keep], minlength=K*K).reshape(K,K)
     return C,list(o['vocab'])
 
-# %% ../nbs/41_report.ipynb #8415a382
+# %% ../nbs/41_report.ipynb #b4db6d59
 def plot_confusions(
     Cs, # matrices by title
     h,  # their hierarchy, classes in the order of the matrices
@@ -278,7 +283,7 @@ def plot_confusions(
     axs[len(Cs)].imshow(h.costs().numpy()[np.ix_(order,order)], cmap='Reds', interpolation='nearest'); axs[len(Cs)].set(title='cost\n', xlabel='true')
     return axs
 
-# %% ../nbs/41_report.ipynb #424a81c0
+# %% ../nbs/41_report.ipynb #e9a52934
 def pair_table(
     C0, C1,      # confusions of two methods, the first is the reference
     h,           # their hierarchy
@@ -295,7 +300,7 @@ def pair_table(
                       'change %': np.round(100*(both1[i,j]/both0[i,j]-1)), 'cost': D[i,j]}).sort_values('change %', kind='stable')
     return pd.concat([t[:n], t[max(n, len(t)-n):]]).set_index('pair')
 
-# %% ../nbs/41_report.ipynb #8854096f
+# %% ../nbs/41_report.ipynb #7451dec5
 def _has_preds(rows, out): return rows[[(Path(out)/f'{r.data}_{r.tier}'/f'{r.run_id}.npz').exists() for r in rows.itertuples()]] if len(rows) else rows
 
 def report_tables(
@@ -315,7 +320,7 @@ def report_tables(
     if len(ce) and len(ce)==len(gp): res['Pairs that guiding helps and hurts'] = _pairs(ce, gp, out)
     return res
 
-# %% ../nbs/41_report.ipynb #e093b252
+# %% ../nbs/41_report.ipynb #43435426
 def _pairs(ce, gp, out):
     (C0,names),(C1,_) = confusions(ce, out),confusions(gp, out)
     return pair_table(C0, C1, read_hierarchy(ce.hierarchy.iloc[0]).align(names), names)
@@ -339,16 +344,17 @@ def report_figures(
         names = confusions(gp, out)[1]
         yield 'confusions',plot_confusions({title(o): confusions(r, out)[0] for o,r in (('cross_entropy',ce),('gp_disto',gp))}, read_hierarchy(gp.hierarchy.iloc[0]).align(names))[0].figure
 
-# %% ../nbs/41_report.ipynb #034d9fe0
+# %% ../nbs/41_report.ipynb #e06ae1ec
 def report(
     data:str='cifar100',  # digits, mnist, cifar100, nyudv2, s2agri or inat19
     tier:str='cpu',       # paper, cpu or smoke
     set:str='',           # settings of the runs to report on, as in epochs=3
+    hierarchy:str='',     # of the runs to report on; the usual one unless given
     out:str='results',    # folder of the results
     figures:str=''        # folder of the figures; <out>/figures unless given
 ):
     "Print the tables of <out>/<data>_<tier>.csv as Markdown and write its figures"
-    df,base,where = load_results(data, tier, out),settings(set),Path(figures or Path(out)/'figures')
+    df,base,where = load_results(data, tier, out, hierarchy),settings(set),Path(figures or Path(out)/'figures')
     print(f'# {data}, tier {tier}\n\n{len(df)} runs in {data}_{tier}.csv')
     for name,t in report_tables(df, data, out, base).items(): print(f'\n## {name}\n\n{markdown(t)}')
     for name,fig in report_figures(df, data, out, base, published=tier=='paper'):
