@@ -7,14 +7,14 @@ __all__ = ['distances', 'euclidean', 'squared', 'pseudo_huber', 'cosine', 'get_d
            'optimal_scale', 'scale_free_distortion', 'smooth_scale', 'disto_loss', 'rank_loss', 'RunningScale',
            'sampled_disto_loss', 'embed_metric']
 
-# %% ../nbs/01_distortion.ipynb #2ad5b81c
+# %% ../nbs/01_distortion.ipynb #c88c25b8
 import functools, math
 import torch, torch.nn.functional as F
 from fastprogress.fastprogress import progress_bar
 from torch import nn
 from .hierarchy import *
 
-# %% ../nbs/01_distortion.ipynb #ff281cd7
+# %% ../nbs/01_distortion.ipynb #b940e290
 def _huber(q, delta=1.): q = q/delta**2; return delta*q/(1 + (1+q).sqrt())
 
 _paired = dict(
@@ -23,21 +23,21 @@ _paired = dict(
     pseudo_huber = lambda x, y: _huber((x-y).square().sum(-1)),
     cosine       = lambda x, y: 1 - F.cosine_similarity(x, y, dim=-1))
 
-# %% ../nbs/01_distortion.ipynb #891a1aa3
+# %% ../nbs/01_distortion.ipynb #27218758
 def _squares(x, y):
     "Squared distances by one matrix product, the origin in the middle of `y`"
     c = y.mean(0); x, y = x-c, y-c
     nx, ny = (torch.linalg.vector_norm(o, dim=1).square() for o in (x, y))
     return torch.addmm(ny, x, y.t(), alpha=-2).add_(nx[:,None]).clamp_min_(0)
 
-# %% ../nbs/01_distortion.ipynb #da3cfe6f
+# %% ../nbs/01_distortion.ipynb #31721668
 def _self_squares(x):
     "Squared distances among the rows of `x`"
     x = x - x[:1]; x = x - x.mean(0)
     G = x@x.t(); n = G.diagonal()
     return (n + n[:,None]).sub_(G, alpha=2).clamp_min_(0)
 
-# %% ../nbs/01_distortion.ipynb #e16ae9b3
+# %% ../nbs/01_distortion.ipynb #f31df38e
 def _pull(w, x, y): return (w.sum(1, keepdim=True)*x).addmm_(w, y, alpha=-1)
 
 class _Distances(torch.autograd.Function):
@@ -54,7 +54,7 @@ class _Distances(torch.autograd.Function):
         w = 2*g if d is None else g/F.threshold(d, 0, math.inf)
         return (_pull(w + w.t(), x, x), None, None) if y is None else (_pull(w, x, y), _pull(w.t(), y, x), None)
 
-# %% ../nbs/01_distortion.ipynb #81dfd899
+# %% ../nbs/01_distortion.ipynb #eea9d3bd
 def _full(f):
     "Let `f` of two tensors work in float32 or better, also inside autocast"
     @functools.wraps(f)
@@ -65,7 +65,7 @@ def _full(f):
         with torch.autocast(dev, enabled=False): return f(x, y, *args, **kwargs)
     return _f
 
-# %% ../nbs/01_distortion.ipynb #9a055ff6
+# %% ../nbs/01_distortion.ipynb #9ed85657
 @_full
 def euclidean(x, y):
     "Euclidean distances between the rows of `x` and of `y`"
@@ -76,7 +76,7 @@ def squared(x, y):
     "Squared Euclidean distances between the rows of `x` and of `y`"
     return _Distances.apply(x, None if y is x else y, False)
 
-# %% ../nbs/01_distortion.ipynb #307165b6
+# %% ../nbs/01_distortion.ipynb #7e987f06
 def pseudo_huber(x, y, delta=1.):
     "Distances between the rows of `x` and of `y`, quadratic well below `delta` and Euclidean well above"
     return _huber(squared(x, y), delta)
@@ -86,7 +86,7 @@ def cosine(x, y):
     "One minus the cosine of the angle between the rows of `x` and of `y`"
     return (1 - F.normalize(x)@F.normalize(y).t()).clamp_min(0)
 
-# %% ../nbs/01_distortion.ipynb #76a0d65d
+# %% ../nbs/01_distortion.ipynb #db7a9990
 distances = dict(euclidean=euclidean, squared=squared, pseudo_huber=pseudo_huber, cosine=cosine)
 
 def get_distance(distance):
@@ -95,7 +95,7 @@ def get_distance(distance):
     if distance not in distances: raise ValueError(f'no distance is called {distance!r}: give one of {", ".join(distances)}, or a function')
     return distances[distance]
 
-# %% ../nbs/01_distortion.ipynb #be028acf
+# %% ../nbs/01_distortion.ipynb #812963cd
 def pairwise(
     x,                    # (N, m)
     y=None,               # (M, m), or `x` itself when left out
@@ -104,17 +104,17 @@ def pairwise(
     "Distances between all rows of `x` and all rows of `y`"
     return get_distance(distance)(x, x if y is None else y)
 
-# %% ../nbs/01_distortion.ipynb #f980448f
+# %% ../nbs/01_distortion.ipynb #e09ca0b1
 def paired(x, y, distance='euclidean', block=64):
     "Distances between row `i` of `x` and row `i` of `y`"
     name = next((n for n, f in distances.items() if f is get_distance(distance)), None)
     if name: return _full(_paired[name])(x, y)
     return torch.cat([distance(a, b).diagonal() for a, b in zip(x.split(block), y.split(block))])
 
-# %% ../nbs/01_distortion.ipynb #680addea
+# %% ../nbs/01_distortion.ipynb #80e595d5
 def _off_diagonal(A): K = len(A); return A.flatten()[1:].view(K-1, K+1)[:,:-1]
 
-# %% ../nbs/01_distortion.ipynb #96403c2b
+# %% ../nbs/01_distortion.ipynb #3a31d0a5
 def _costs(protos, D, check=True):
     if check or not isinstance(D, torch.Tensor): D = as_costs(D, hidden=isinstance(D, Hierarchy) and len(protos) == D.n_nodes)
     if len(D) != len(protos): raise HierarchyError(f'{len(protos)} prototypes for {len(D)} classes: give one prototype a class, or one a node of a Hierarchy')
@@ -127,7 +127,7 @@ def _ratios(protos, D, distance, check=True):
 
 def _mean(a): return a.sum()/max(a.numel(), 1)
 
-# %% ../nbs/01_distortion.ipynb #fb9d1c1b
+# %% ../nbs/01_distortion.ipynb #4d1677c5
 def distortion(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix
@@ -136,7 +136,7 @@ def distortion(
     "Mean relative difference between the distances of `protos` and the costs `D` (eq. 4)"
     return _mean((_ratios(protos, D, distance) - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #f5cf23e6
+# %% ../nbs/01_distortion.ipynb #3e9db870
 def _best_scale(a):
     "Minimiser of the sum of |s a - 1| (eq. 9); 1 where every `a` is zero"
     b = a.detach().flatten().cpu().double().sort().values
@@ -144,7 +144,7 @@ def _best_scale(a):
     s = 1/b[torch.searchsorted(c, c[-1]/2)] if len(b) and c[-1] > 0 else torch.tensor(1.)
     return s.to(a)
 
-# %% ../nbs/01_distortion.ipynb #04ccc836
+# %% ../nbs/01_distortion.ipynb #746718d7
 def optimal_scale(protos, D, distance='euclidean'):
     "The factor for the distances of `protos` that makes their distortion to `D` least (eq. 9)"
     return _best_scale(_ratios(protos, D, distance))
@@ -154,7 +154,7 @@ def scale_free_distortion(protos, D, distance='euclidean'):
     a = _ratios(protos, D, distance)
     return _mean((_best_scale(a)*a - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #615850a6
+# %% ../nbs/01_distortion.ipynb #51ff8068
 def _smooth_scale(a):
     a = a.detach(); t = a.square().sum()
     return torch.where(t > 0, a.sum()/t.clamp_min(torch.finfo(a.dtype).tiny), torch.ones_like(t))
@@ -163,7 +163,7 @@ def smooth_scale(protos, D, distance='euclidean'):
     "The factor for the distances of `protos` that makes eq. 6 least (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))
 
-# %% ../nbs/01_distortion.ipynb #87b00d0d
+# %% ../nbs/01_distortion.ipynb #22c1a8b1
 def disto_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix; a tensor is not checked
@@ -175,14 +175,14 @@ def disto_loss(
     s = _smooth_scale(a) if scale is None else scale
     return _mean((s*a - 1).square())
 
-# %% ../nbs/01_distortion.ipynb #71af5676
+# %% ../nbs/01_distortion.ipynb #c6468b19
 def _distinct(K, n, k, device=None, generator=None):
     "`k` index vectors of length `n`, uniform over tuples of `k` different numbers below `K` (`k` at most 3)"
     steps = [torch.randint(K-i, (n,), device=device, generator=generator) for i in range(k)]
     if k == 3: steps[2] = steps[2] + (steps[2] >= steps[1])
     return [steps[0]] + [(steps[0] + 1 + s) % K for s in steps[1:]]
 
-# %% ../nbs/01_distortion.ipynb #2bc0bd1e
+# %% ../nbs/01_distortion.ipynb #fcb5ff97
 def _all_triplets(K, device=None):
     k, l, m = torch.cartesian_prod(*[torch.arange(K, device=device)]*3).t()
     ok = (k != l) & (l != m) & (k != m)
@@ -194,7 +194,7 @@ def _triplets(D, n, ties, generator=None):
     use = torch.ones_like(k, dtype=torch.bool) if ties == 'paper' else D[k,l] != D[k,m]
     return k, l, m, use if n is None else use & (use.cumsum(0) <= n)
 
-# %% ../nbs/01_distortion.ipynb #ca532526
+# %% ../nbs/01_distortion.ipynb #f7cc15d3
 def rank_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix; a tensor is not checked
@@ -212,7 +212,7 @@ def rank_loss(
     else: x = paired(protos[k], protos[l], distance) - paired(protos[k], protos[m], distance)
     return (F.binary_cross_entropy_with_logits(x, (D[k,l] > D[k,m]).to(x.dtype), reduction='none')*use).sum()/use.sum().clamp_min(1)
 
-# %% ../nbs/01_distortion.ipynb #44c8dfd8
+# %% ../nbs/01_distortion.ipynb #26c761a5
 class RunningScale(nn.Module):
     "The scale of eq. 13 from running means of the ratios and of their squares"
     def __init__(self,
@@ -228,7 +228,7 @@ class RunningScale(nn.Module):
         "Take the ratios `a` of this step into the means"
         self.means.lerp_(torch.stack([a.mean(), a.square().mean()]).to(self.means), 1-self.beta); self.seen += 1
 
-# %% ../nbs/01_distortion.ipynb #8158c85b
+# %% ../nbs/01_distortion.ipynb #9d497e14
 def _pair_ratios(protos, D, n, distance, generator):
     "Distances over costs for `n` random pairs"
     K = len(protos)
@@ -238,7 +238,7 @@ def _pair_ratios(protos, D, n, distance, generator):
     d = paired(protos[i], protos[j], distance)
     return d/c.to(d)
 
-# %% ../nbs/01_distortion.ipynb #e2d224d1
+# %% ../nbs/01_distortion.ipynb #7e2c691b
 def sampled_disto_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # a Hierarchy (its matrix is never built) or a (K, K) matrix
@@ -255,7 +255,7 @@ def sampled_disto_loss(
     if running: scale.update(a.detach())
     return _mean((s*a - 1).square())
 
-# %% ../nbs/01_distortion.ipynb #5ed29222
+# %% ../nbs/01_distortion.ipynb #43daceeb
 def _classical(D, m):
     "Classical scaling of the costs `D` into `m` dimensions"
     S = ((D + D.t())/2).square()
@@ -264,7 +264,7 @@ def _classical(D, m):
     x = v[:,-m:]*e[-m:].clamp_min(0).sqrt()
     return F.pad(x, (0, m-x.shape[1])).contiguous()
 
-# %% ../nbs/01_distortion.ipynb #9130a003
+# %% ../nbs/01_distortion.ipynb #b0016149
 def _descend(x, loss, n_steps, tol, progress):
     "Lower `loss` of `x` by L-BFGS, ten steps a round, until a round gains less than `tol`"
     opt, last = torch.optim.LBFGS([x.requires_grad_()], max_iter=10, line_search_fn='strong_wolfe', tolerance_change=1e-14), math.inf
@@ -274,9 +274,10 @@ def _descend(x, loss, n_steps, tol, progress):
         if progress: bar.comment = f'{l:.5f}'
         if last - l < tol: break
         last = l
+    if progress: bar.on_iter_end()
     return loss(x).item(), x.detach()
 
-# %% ../nbs/01_distortion.ipynb #fdeb4e9d
+# %% ../nbs/01_distortion.ipynb #81a18436
 def embed_metric(
     D,                 # costs: a Hierarchy or a (K, K) matrix
     m,                 # dimensions
