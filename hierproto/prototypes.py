@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['proto_inits', 'start_protos', 'PrototypeHead', 'LinearHead', 'find_protos', 'DataLoss', 'FocalDataLoss', 'MeanPool',
-           'EmbedNorm', 'arch_func', 'n_features', 'load_body', 'embedder', 'split_protos', 'plot_embedding']
+           'EmbedNorm', 'has_weights', 'arch_func', 'n_features', 'load_body', 'embedder', 'split_protos',
+           'plot_embedding']
 
-# %% ../nbs/02_prototypes.ipynb #63463595
+# %% ../nbs/02_prototypes.ipynb #cc609a8b
 import math
 from functools import partial
+from inspect import signature
 from pathlib import Path
 import numpy as np, torch, torchvision, matplotlib.pyplot as plt
 from torch import nn, tensor
@@ -20,23 +22,24 @@ from fastai.vision.learner import TimmBody, create_body, default_split, model_me
 from .hierarchy import *
 from .distortion import *
 
-# %% ../nbs/02_prototypes.ipynb #fa4255ca
+# %% ../nbs/02_prototypes.ipynb #dea4ff1b
 proto_inits = dict(cube=torch.rand, normal=torch.randn)
 
-# %% ../nbs/02_prototypes.ipynb #b8be2510
+# %% ../nbs/02_prototypes.ipynb #de31fb21
 def start_protos(
     n, # number of prototypes
     m, # dimension of the embedding
     init='normal' # name in `proto_inits`, standard deviation, function of `(n, m)`, or the points themselves
 ):
     "First places of `n` prototypes of `m` dimensions"
+    if isinstance(init, str) and init not in proto_inits: raise ValueError(f"no beginning is called {init!r}; there are {', '.join(proto_inits)}")
     if isinstance(init, str): init = proto_inits[init]
     if callable(init): init = init(n, m)
     protos = torch.randn(n, m)*init if isinstance(init, (int,float)) else torch.as_tensor(init).detach().clone().float()
     if protos.shape != (n, m): raise ValueError(f"{n} prototypes of {m} dimensions wanted, `init` gives {tuple(protos.shape)}")
     return protos
 
-# %% ../nbs/02_prototypes.ipynb #0945f047
+# %% ../nbs/02_prototypes.ipynb #3621eb36
 class PrototypeHead(nn.Module):
     "Scores of embeddings: minus their `distance` to the prototypes of the classes, eq. 2"
     def __init__(self,
@@ -56,14 +59,14 @@ class PrototypeHead(nn.Module):
 
     def extra_repr(self): return f"m={self.m}, n_protos={len(self.protos)}, n_classes={self.n_classes}"
 
-# %% ../nbs/02_prototypes.ipynb #b3fca4ff
+# %% ../nbs/02_prototypes.ipynb #1471c215
 @patch
 def forward(self:PrototypeHead, x):
     z = x.movedim(1, -1)
     d = self.distance(z.reshape(-1, z.shape[-1]), self.protos[:self.n_classes])
     return -d.view(*z.shape[:-1], -1).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #a8b65343
+# %% ../nbs/02_prototypes.ipynb #33a4470a
 class LinearHead(nn.Linear):
     "Scores that are a linear map of embeddings `(B, m)` or `(B, m, H, W)`: the cross-entropy baseline"
     def __init__(self,
@@ -73,7 +76,7 @@ class LinearHead(nn.Linear):
     ): super().__init__(m, n_classes, bias=bias)
     def forward(self, x): return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #58457afc
+# %% ../nbs/02_prototypes.ipynb #5a2bb8d2
 def find_protos(
     model # any module
 ):
@@ -83,7 +86,7 @@ def find_protos(
     what = "no module with `protos`" if not found else f"{len(found)} modules with `protos`"
     raise ValueError(f"The model has {what}, exactly one is needed: end it in a `PrototypeHead`, or say which module it is")
 
-# %% ../nbs/02_prototypes.ipynb #c39f3c95
+# %% ../nbs/02_prototypes.ipynb #78f583ee
 class DataLoss(nn.Module):
     "Eq. 3: cross-entropy of scores `(B, K[, H, W])`, with class weights and labels to ignore"
     y_int = True # fastai's MixUp mixes losses, not targets
@@ -98,7 +101,7 @@ class DataLoss(nn.Module):
 
     def per_item(self, scores, targets): return F.cross_entropy(scores, targets, ignore_index=self.ignore_index, reduction='none')
 
-# %% ../nbs/02_prototypes.ipynb #8366f603
+# %% ../nbs/02_prototypes.ipynb #50e76531
 @patch
 def forward(self:DataLoss, scores, targets):
     targets = targets.long()
@@ -109,13 +112,13 @@ def forward(self:DataLoss, scores, targets):
     # a batch without labels has a sum of zero, and zero is what it should cost
     return loss.sum() if self.reduction=='sum' else loss.sum()/w.sum().clamp(min=torch.finfo(w.dtype).tiny)
 
-# %% ../nbs/02_prototypes.ipynb #6808c301
+# %% ../nbs/02_prototypes.ipynb #770a034b
 @patch
 def activation(self:DataLoss, scores): return scores.softmax(1)
 @patch
 def decodes(self:DataLoss, scores): return scores.argmax(1)
 
-# %% ../nbs/02_prototypes.ipynb #f9e76ae7
+# %% ../nbs/02_prototypes.ipynb #b30446cc
 class FocalDataLoss(DataLoss):
     "`DataLoss` in which a sample counts less, by `(1-p)**gamma`, the surer its true class is"
     def __init__(self,
@@ -129,38 +132,48 @@ class FocalDataLoss(DataLoss):
         # expm1 keeps the digits of 1-p when p is near 1; the clamp keeps the gradient of a power below 1 finite
         return (-torch.expm1(-ce)).clamp(min=1e-8)**self.gamma*ce
 
-# %% ../nbs/02_prototypes.ipynb #bb8096aa
+# %% ../nbs/02_prototypes.ipynb #c2634875
 class MeanPool(nn.Module):
     "Mean over all positions of `(B, C, ...)`; vectors `(B, C)` pass"
     def forward(self, x): return x.flatten(2).mean(-1) if x.ndim>2 else x
 
-# %% ../nbs/02_prototypes.ipynb #819edcef
+# %% ../nbs/02_prototypes.ipynb #f27d3efd
 class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     "Batch normalisation of embeddings `(B, m)` or `(B, m, H, W)` without learnt factors"
     def __init__(self, m): super().__init__(m, affine=False)
     def _check_input_dim(self, x): pass
 
-# %% ../nbs/02_prototypes.ipynb #f94a9e85
-def _torchvision_body(arch, n_in, pretrained, cut):
-    meta = model_meta.get(arch, {})
-    kw = dict(pretrained=pretrained) if arch.__module__.startswith('fastai.') else dict(weights='DEFAULT' if pretrained else None)
-    try: return create_body(arch(**kw), n_in, pretrained, ifnone(cut, meta.get('cut')))
-    except StopIteration: raise ValueError(f"Where the features of {arch.__name__} end is not known: give `cut`") from None
+# %% ../nbs/02_prototypes.ipynb #f2f5d1fc
+def _weights_arg(arch): return first(o for o in ('weights','pretrained') if o in signature(arch).parameters)
 
-# %% ../nbs/02_prototypes.ipynb #7e4c7d8f
+def has_weights(
+    arch # a function, a name, or a module
+):
+    "Does `arch` come with published weights?"
+    return isinstance(arch, str) or (not isinstance(arch, nn.Module) and _weights_arg(arch) is not None)
+
+# %% ../nbs/02_prototypes.ipynb #2f919bbc
+def _function_body(arch, n_in, pretrained, cut):
+    arg,name = _weights_arg(arch),getattr(arch, '__name__', arch)
+    if pretrained and arg is None: raise ValueError(f"{name} has no published weights: use `pretrained=False`, or a file of an `embedder`")
+    kw = dict(weights='DEFAULT' if pretrained else None) if arg=='weights' else dict(pretrained=pretrained) if arg else {}
+    try: return create_body(arch(**kw), n_in, pretrained, ifnone(cut, model_meta.get(arch, {}).get('cut')))
+    except StopIteration: raise ValueError(f"Where the features of {name} end is not known: give `cut`") from None
+
+# %% ../nbs/02_prototypes.ipynb #c4982742
 def _timm_body(name, n_in, pretrained):
     try: import timm
     except ImportError: raise ImportError(f"torchvision has no model {name!r}; to look in timm, `pip install timm`") from None
     return TimmBody(timm.create_model(name.removeprefix('timm/'), pretrained=pretrained, num_classes=0, in_chans=n_in))
 
-# %% ../nbs/02_prototypes.ipynb #3a5b3762
+# %% ../nbs/02_prototypes.ipynb #7425e82e
 def arch_func(
     arch # a function, a module, or a name
 ):
     "The torchvision function called `arch`, if there is one; else `arch` itself"
     return torchvision.models.get_model_builder(arch) if isinstance(arch, str) and arch in torchvision.models.list_models() else arch
 
-# %% ../nbs/02_prototypes.ipynb #99aaaf4f
+# %% ../nbs/02_prototypes.ipynb #f20f0c92
 def n_features(
     body, # any module
     n_in=3, # channels of a blank image
@@ -175,7 +188,7 @@ def n_features(
     except RuntimeError as e: raise ValueError(f"The number of features is not known, for the body fails on {[tuple(o.shape) for o in x]}: give `nf`") from e
     finally: body.train(was)
 
-# %% ../nbs/02_prototypes.ipynb #67269f27
+# %% ../nbs/02_prototypes.ipynb #102fc5ea
 def load_body(
     body, # an `embedder`
     weights # file or state dict of an `embedder` of the same architecture
@@ -185,7 +198,7 @@ def load_body(
     body[0].load_state_dict({k.removeprefix('0.'):v for k,v in weights.items() if k.startswith('0.')})
     return body
 
-# %% ../nbs/02_prototypes.ipynb #1f1792c5
+# %% ../nbs/02_prototypes.ipynb #0f6043f4
 def _fetch(f, name):
     try: return f()
     except OSError as e:
@@ -194,7 +207,7 @@ def _fetch(f, name):
             f"`pretrained=<file>` takes the body of a model of yours, saved by `torch.save(learn.model[0].state_dict(), file)`; or download "
             f"the file elsewhere and put it into {where} (torchvision) or the Hugging Face cache (timm)") from e
 
-# %% ../nbs/02_prototypes.ipynb #52785578
+# %% ../nbs/02_prototypes.ipynb #c7af6a06
 def embedder(
     arch, # function or name in torchvision or timm, or any module
     m=64, # dimension of the embedding
@@ -211,13 +224,13 @@ def embedder(
     arch,public = arch_func(arch),pretrained is True
     if isinstance(arch, nn.Module): body = arch
     elif isinstance(arch, str): body = _fetch(lambda: _timm_body(arch, n_in, public), arch)
-    else: body = _fetch(lambda: _torchvision_body(arch, n_in, public, cut), arch.__name__)
+    else: body = _fetch(lambda: _function_body(arch, n_in, public, cut), getattr(arch, '__name__', arch))
     layers = [body] + [MeanPool()]*pool
     if project: layers.append(LinearHead(nf or n_features(body, n_in, x), m))
     res = nn.Sequential(*layers, *[EmbedNorm(m)]*norm)
     return load_body(res, pretrained) if pretrained and not public else res
 
-# %% ../nbs/02_prototypes.ipynb #5a30d5bc
+# %% ../nbs/02_prototypes.ipynb #b1855f29
 def split_protos(
     model # any module with prototypes
 ):
@@ -225,7 +238,7 @@ def split_protos(
     protos = find_protos(model).protos
     return L([[p for p in model.parameters() if p is not protos], [protos] if isinstance(protos, nn.Parameter) else []])
 
-# %% ../nbs/02_prototypes.ipynb #5762bfd6
+# %% ../nbs/02_prototypes.ipynb #733d1758
 def _cells(ax, head, colors, n=200):
     "Colour the background of `ax` by the class that `head` would answer"
     (x0,x1),(y0,y1) = ax.get_xlim(),ax.get_ylim()
@@ -233,14 +246,14 @@ def _cells(ax, head, colors, n=200):
     with torch.no_grad(): near = head(grid.to(head.protos)).argmax(1).view(n, n).cpu()
     ax.imshow(colors[near], extent=(x0,x1,y0,y1), origin='lower', alpha=.15, aspect='equal', interpolation='nearest')
 
-# %% ../nbs/02_prototypes.ipynb #b36e6ff2
+# %% ../nbs/02_prototypes.ipynb #5aa31acb
 def _square(ax, points):
     "Limits of `ax` around `points` with one unit for both axes, so that distances can be compared by eye"
     lo,hi = points.amin(0),points.amax(0)
     (x,y),r = (lo+hi)/2,.55*(hi-lo).max()
     ax.set(xlim=(x-r,x+r), ylim=(y-r,y+r), aspect='equal')
 
-# %% ../nbs/02_prototypes.ipynb #94729ff9
+# %% ../nbs/02_prototypes.ipynb #e22e5cf2
 def plot_embedding(
     z, # embeddings (N, 2)
     y, # their classes (N,)
