@@ -1151,6 +1151,7 @@ d = { 'settings': { 'branch': 'main',
                                   'hierproto.report.report_figures': ('report.html#report_figures', 'hierproto/report.py'),
                                   'hierproto.report.report_tables': ('report.html#report_tables', 'hierproto/report.py'),
                                   'hierproto.report.results_table': ('report.html#results_table', 'hierproto/report.py'),
+                                  'hierproto.report.run_tree': ('report.html#run_tree', 'hierproto/report.py'),
                                   'hierproto.report.size_table': ('report.html#size_table', 'hierproto/report.py'),
                                   'hierproto.report.summary': ('report.html#summary', 'hierproto/report.py'),
                                   'hierproto.report.title': ('report.html#title', 'hierproto/report.py')}}}

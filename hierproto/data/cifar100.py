@@ -6,7 +6,7 @@
 __all__ = ['cifar100_stats', 'read_classes', 'cifar100_folder', 'cifar100_here', 'cifar100_tensors', 'pad_crop', 'PadCropFlip',
            'image_tfms', 'cifar100']
 
-# %% ../../nbs/23_data.cifar100.ipynb #bda69d73
+# %% ../../nbs/23_data.cifar100.ipynb #447e06ca
 import numpy as np, torch, torch.nn.functional as F
 from PIL import Image
 from fastcore.all import *
@@ -16,7 +16,7 @@ from fastai.vision.core import *
 from ..hierarchy import *
 from .core import *
 
-# %% ../../nbs/23_data.cifar100.ipynb #5a92ba80
+# %% ../../nbs/23_data.cifar100.ipynb #09e1139c
 def read_classes(
     path # holds `<superclass>/<class>/<n>.png`
 ):
@@ -28,7 +28,7 @@ def read_classes(
 
 def _read_image(f): return torch.from_numpy(np.array(Image.open(f).convert('RGB'))).permute(2, 0, 1)
 
-# %% ../../nbs/23_data.cifar100.ipynb #6a76e045
+# %% ../../nbs/23_data.cifar100.ipynb #5db55f1c
 def cifar100_folder(
     source=None # folder of the unpacked data set
 ):
@@ -39,9 +39,10 @@ def cifar100_folder(
         if source: raise
         return untar_data(URLs.CIFAR_100)
 
+# %% ../../nbs/23_data.cifar100.ipynb #6c8a8b91
 def cifar100_here(): "Is CIFAR-100 on this machine already?"; return any(first((r/'cifar100').glob('train/*/*/*.png')) for r in data_roots())
 
-# %% ../../nbs/23_data.cifar100.ipynb #7cd43cb5
+# %% ../../nbs/23_data.cifar100.ipynb #c8258f16
 def cifar100_tensors(
     source=None # folder of the unpacked data set; searched for, or downloaded, unless given
 ):
@@ -54,7 +55,7 @@ def cifar100_tensors(
     o = cached(cache_path('cifar100', 'v1', str(path)), read)
     return o['train'], o['test'], o['vocab']
 
-# %% ../../nbs/23_data.cifar100.ipynb #e0d424a6
+# %% ../../nbs/23_data.cifar100.ipynb #1072abf4
 def pad_crop(
     x,   # images (B, C, H, W)
     i,   # row at which the cut begins, 0 to 2*pad (B,)
@@ -66,7 +67,7 @@ def pad_crop(
     cuts = F.pad(x, [pad]*4).unfold(2, h, 1).unfold(3, w, 1)
     return cuts[torch.arange(len(x), device=x.device), :, i, j]
 
-# %% ../../nbs/23_data.cifar100.ipynb #455ab78f
+# %% ../../nbs/23_data.cifar100.ipynb #736e0664
 class PadCropFlip(RandTransform):
     "Cut each image of a training batch out of itself with `pad` pixels of black around it, and mirror one in two"
     order = 5 # on bytes, before conversion to floats
@@ -79,7 +80,7 @@ class PadCropFlip(RandTransform):
         t = pad_crop(t, i, j, self.pad)
         return type(x)(t.where(torch.rand(len(t), 1, 1, 1, device=t.device) >= self.flip, t.flip(-1)))
 
-# %% ../../nbs/23_data.cifar100.ipynb #a81c0586
+# %% ../../nbs/23_data.cifar100.ipynb #a61b2f42
 cifar100_stats = ([.5071,.4865,.4409], [.2673,.2564,.2762])
 
 def image_tfms(
@@ -89,7 +90,7 @@ def image_tfms(
     "Transforms of a batch of bytes: `tfms`, then numbers between 0 and 1, then normalised"
     return [*tfms, IntToFloatTensor(), Normalize.from_stats(*stats, cuda=False)]
 
-# %% ../../nbs/23_data.cifar100.ipynb #345046fd
+# %% ../../nbs/23_data.cifar100.ipynb #1ae07c43
 @delegates(tensor_dls, but='train,valid,vocab,batch_tfms,ds_cls,test')
 def cifar100(
     bs=128,       # batch size
