@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['proto_split', 'add_norm', 'proto_model', 'proto_learner', 'HierInterpretation', 'tree_order']
 
-# %% ../nbs/05_learner.ipynb #02c78f6e
+# %% ../nbs/05_learner.ipynb #c2b7ca23
 import numpy as np, pandas as pd, torch, matplotlib.pyplot as plt
 from functools import partial
 from torch import nn
@@ -20,7 +20,7 @@ from .prototypes import *
 from .metrics import *
 from .callbacks import *
 
-# %% ../nbs/05_learner.ipynb #4963ae30
+# %% ../nbs/05_learner.ipynb #5b518e90
 def proto_split(
     model, # `nn.Sequential(embedder, head)`
     split=default_split # a splitter of fastai for `nn.Sequential(body, head)`
@@ -28,13 +28,13 @@ def proto_split(
     "Parameter groups of the body as `split` makes them; projection and prototypes in the last"
     return split(nn.Sequential(model[0][0], nn.Sequential(*model[0][1:], model[1])))
 
-# %% ../nbs/05_learner.ipynb #ce95a74b
+# %% ../nbs/05_learner.ipynb #cac07620
 def _stats(arch, body):
     "Means and standard deviations of the channels that the published weights of `arch` expect"
     cfg = getattr(getattr(body, 'model', None), 'default_cfg', None)
     return (cfg['mean'],cfg['std']) if cfg else model_meta.get(arch, {}).get('stats', imagenet_stats)
 
-# %% ../nbs/05_learner.ipynb #454e7cf3
+# %% ../nbs/05_learner.ipynb #72f888d8
 def add_norm(
     dls, # `DataLoaders`
     stats # means and standard deviations of the channels
@@ -43,7 +43,7 @@ def add_norm(
     have = dls.after_batch.fs.filter(risinstance(Normalize)) if hasattr(dls, 'after_batch') else [1]
     if not have and dls.one_batch()[0].shape[1]==len(stats[0]): dls.add_tfms([Normalize.from_stats(*stats)], 'after_batch')
 
-# %% ../nbs/05_learner.ipynb #d7d49abd
+# %% ../nbs/05_learner.ipynb #c80f3be0
 def proto_model(
     arch, # function or name in torchvision or timm, or any module
     h, # a `Hierarchy`, `CostMatrix` or matrix of costs, in the order of the classes
@@ -58,18 +58,18 @@ def proto_model(
     n = as_tree(h, 'A model with hidden prototypes').n_nodes if hidden else len(h)
     return nn.Sequential(embedder(arch, m, **kwargs), PrototypeHead(m, n, len(h), distance=distance, init=init))
 
-# %% ../nbs/05_learner.ipynb #059db7f9
+# %% ../nbs/05_learner.ipynb #0b40c709
 def _proto_cbs(h, guide, lam, scale, proto_lr, proto_wd):
     cbs = [ProtoWatch()]
     if proto_lr!=1 or proto_wd is not None: cbs.append(ProtoRates(proto_lr, proto_wd))
     if guide is not None: cbs.append(MetricGuide(h, guide, lam, align=False, **({} if scale is None else dict(scale=scale))))
     return cbs
 
-# %% ../nbs/05_learner.ipynb #82c44a80
+# %% ../nbs/05_learner.ipynb #80e59304
 def _example(dls): return tuple(to_cpu(t[:2]).as_subclass(Tensor) for o in dls.one_batch()[:getattr(dls, 'n_inp', 1)] for t in tuplify(o))
 def _split(arch): return partial(proto_split, split=model_meta.get(arch, {}).get('split', default_split))
 
-# %% ../nbs/05_learner.ipynb #0dea97f7
+# %% ../nbs/05_learner.ipynb #e4e5b1b5
 @delegates(Learner.__init__, but='model,metrics,loss_func,splitter,cbs')
 def proto_learner(
     dls, # `DataLoaders`
@@ -78,7 +78,7 @@ def proto_learner(
     guide='disto', # 'disto', 'rank', a function of prototypes and costs, or None
     lam=1., # weight of the guide, or a schedule
     m=64, # dimension of the embedding
-    pretrained=True, # published weights (True), none (False), or a file of an `embedder`; a module of yours is taken as it is
+    pretrained=True, # published weights, where `arch` has any (True), none (False), or a file of an `embedder`
     normalize=True, # normalise images as the published weights expect?
     scale=None, # scale of the distortion guide; None for the optimal one
     hidden=None, # prototypes for inner nodes? By default if there is a guide and `h` is a tree
@@ -96,7 +96,7 @@ def proto_learner(
 ):
     "A `Learner` with prototypes that follow `h`"
     h,arch,x = align_costs(h, dls),arch_func(arch),_example(dls)
-    if isinstance(arch, nn.Module) and pretrained is True: pretrained = False
+    if pretrained is True and not has_weights(arch): pretrained = False
     hidden = guide is not None and isinstance(h, Hierarchy) if hidden is None else hidden
     model = proto_model(arch, h, m, hidden, distance, init, n_in=n_in or x[0].shape[1], x=x, pretrained=pretrained,
                         cut=cut, nf=nf, pool=pool, norm=norm, project=project)
@@ -108,7 +108,7 @@ def proto_learner(
     if pretrained: learn.freeze()
     return learn
 
-# %% ../nbs/05_learner.ipynb #589b383b
+# %% ../nbs/05_learner.ipynb #3c798ad0
 class HierInterpretation(ClassificationInterpretation):
     "Interpretation of a classifier whose mistakes have costs"
     def __init__(self, learn, dl, losses, act=None, D=None, targs=None, decoded=None):
@@ -119,7 +119,7 @@ class HierInterpretation(ClassificationInterpretation):
         # what the loss ignores is not interpreted either
         self.counts = (targs>=0) & (targs<len(self.costs)) & (targs!=getattr(learn.loss_func, 'ignore_index', -100))
 
-# %% ../nbs/05_learner.ipynb #cdc38474
+# %% ../nbs/05_learner.ipynb #5b787bdc
 @patch(cls_method=True)
 def from_learner(cls:HierInterpretation,
     learn, # any `Learner`
@@ -135,7 +135,7 @@ def from_learner(cls:HierInterpretation,
     _,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=act)
     return cls(learn, dl, losses, act, D, targs.as_subclass(Tensor), decoded.as_subclass(Tensor))
 
-# %% ../nbs/05_learner.ipynb #ebbddf33
+# %% ../nbs/05_learner.ipynb #9c86daac
 def tree_order(
     D # a `Hierarchy`, `CostMatrix` or matrix of costs
 ):
@@ -146,14 +146,14 @@ def tree_order(
     C = as_costs(D).cpu()
     return torch.as_tensor(leaves_list(linkage(squareform(to_np((C+C.T)/2), checks=False), 'average')).copy()).long()
 
-# %% ../nbs/05_learner.ipynb #8f9d7811
+# %% ../nbs/05_learner.ipynb #de48b92e
 @patch
 def confusion_matrix(self:HierInterpretation):
     "Counts of true (rows) and predicted (columns) classes, as an array"
     K,targs,decoded = len(self.costs),self.targs[self.counts],self.decoded[self.counts]
     return to_np(torch.bincount(targs*K+decoded, minlength=K*K).view(K, K))
 
-# %% ../nbs/05_learner.ipynb #603c57bd
+# %% ../nbs/05_learner.ipynb #66d6f7b2
 def _ticks(D, order, names, most=40):
     "Positions and names for classes in `order`: themselves, or their groups if there are too many"
     if len(names)<=most or not isinstance(D, Hierarchy): return range(len(names)),[str(names[i]) for i in order]
@@ -161,7 +161,7 @@ def _ticks(D, order, names, most=40):
     groups = at.unique_consecutive().tolist()
     return [(at==g).nonzero().float().mean().item() for g in groups],[D.nodes[g][-1] for g in groups]
 
-# %% ../nbs/05_learner.ipynb #8c1778b9
+# %% ../nbs/05_learner.ipynb #9c8921c4
 @patch
 def plot_confusion_matrix(self:HierInterpretation,
     title='Confusions and what they cost', # title of the picture
@@ -181,7 +181,7 @@ def plot_confusion_matrix(self:HierInterpretation,
     ax.set_xticklabels(names, rotation=90); ax.set_yticklabels(names)
     return ax
 
-# %% ../nbs/05_learner.ipynb #59cd4888
+# %% ../nbs/05_learner.ipynb #75cdf86b
 @patch
 def most_costly(self:HierInterpretation,
     k=10 # how many
@@ -193,7 +193,7 @@ def most_costly(self:HierInterpretation,
     df = pd.DataFrame(dict(true=[str(self.vocab[a]) for a in i], predicted=[str(self.vocab[b]) for b in j], times=cm[i,j], cost=cost, total=cm[i,j]*cost))
     return df.sort_values('total', ascending=False, kind='stable').head(k).reset_index(drop=True)
 
-# %% ../nbs/05_learner.ipynb #1cb88bfc
+# %% ../nbs/05_learner.ipynb #1deeaeaf
 @patch
 def level_report(self:HierInterpretation):
     "Groups and accuracy at each level of the tree"
@@ -201,7 +201,7 @@ def level_report(self:HierInterpretation):
     rows = [(l, len(h.ancestors(l).unique()), level_accuracy(self.decoded[self.counts], self.targs[self.counts], h, l).item()) for l in range(1, h.depth+1)]
     return pd.DataFrame(rows, columns=['level','groups','accuracy']).set_index('level')
 
-# %% ../nbs/05_learner.ipynb #b4503724
+# %% ../nbs/05_learner.ipynb #c294af59
 @patch
 def top_costs(self:HierInterpretation,
     k=None # how many; all by default
@@ -212,7 +212,7 @@ def top_costs(self:HierInterpretation,
     idx = torch.as_tensor(np.lexsort((-to_np(self.losses), -to_np(cost)))[:k].copy())
     return cost[idx],idx
 
-# %% ../nbs/05_learner.ipynb #59e80727
+# %% ../nbs/05_learner.ipynb #d40c12af
 @patch
 def plot_top_costs(self:HierInterpretation,
     k=9, # how many
