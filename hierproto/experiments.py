@@ -12,7 +12,7 @@ __all__ = ['APP', 'SETS', 'HYPER', 'RUNS', 'CIFAR100', 'NYUDV2', 'S2AGRI', 'INAT
            'train_run', 'tidy', 'spread', 'Claim', 'run_claimed', 'run_sweep', 'describe', 'ray_sweep', 'command',
            'log_callbacks', 'train', 'show_recipe', 'sweep', 'show_sweep', 'train_cli', 'sweep_cli']
 
-# %% ../nbs/40_experiments.ipynb #22d824bc
+# %% ../nbs/40_experiments.ipynb #b84ec9e2
 import contextlib, fcntl, hashlib, importlib, inspect, io, json, os, platform, random, shutil, sys, threading, time, traceback, warnings
 import fastai, hierproto, numpy as np, pandas as pd, torch
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ from .inference import argmax_rule
 from .data.core import tree_for
 from .figure1 import commit, keep_memory
 
-# %% ../nbs/40_experiments.ipynb #dfada5af
+# %% ../nbs/40_experiments.ipynb #3f4e6378
 APP,SETS,HYPER,RUNS = 'appendix, Implementation Details','section 4.1','section 4.2','table 2'
 
 CIFAR100 = dict(
@@ -43,27 +43,27 @@ CIFAR100 = dict(
     schedule=('steps', APP), at=((60/200,120/200,160/200), APP), factor=(1/5, APP),
     report=('last', APP), runs=(5, APP), repeat=('seed', APP), summary=('median', APP))
 
-# %% ../nbs/40_experiments.ipynb #9ccb00d8
+# %% ../nbs/40_experiments.ipynb #15a1ba4e
 NYUDV2 = dict(
     arch=('fusenet', SETS), pretrained=(True, "not stated; FuseNet's authors start from VGG-16"), m=(64, HYPER), lam=(1., HYPER), loss=('cross_entropy', 'section 4.3'),
     opt=('sgd', APP), lr=(1e-3, APP), mom=(.9, APP), wd=(5e-3, APP), epochs=(300, APP), bs=(4, APP),
     schedule=('factor', APP+', read as a factor of the first rate'), last=(.9, APP),
     report=('best_of_last_5', APP), runs=(1, RUNS), repeat=('seed', RUNS), summary=('mean', 'one run'))
 
-# %% ../nbs/40_experiments.ipynb #ab76333e
+# %% ../nbs/40_experiments.ipynb #4321df1e
 S2AGRI = dict(
     arch=('psetae', SETS), pretrained=(False, 'not stated'), m=(64, HYPER), lam=(1., HYPER), loss=('focal', HYPER), gamma=(1., "not stated; PSE+TAE's authors take 1"),
     opt=('adam', APP), lr=(1e-3, APP), betas=((.9,.999), APP), wd=(0., APP), epochs=(100, APP), bs=(128, APP), schedule=('constant', APP),
     min_samples=(100, 'appendix, Hierarchies used'),
     report=('best_valid', APP), runs=(5, APP), repeat=('fold', APP), summary=('mean', APP), without=(('hyperspherical',), 'appendix, Hyperspherical Prototypes'))
 
-# %% ../nbs/40_experiments.ipynb #30329f3d
+# %% ../nbs/40_experiments.ipynb #37a4b3c4
 INAT19 = dict(
     arch=('resnet18_224', SETS), pretrained=(True, SETS), m=(512, HYPER), lam=(1., HYPER), loss=('cross_entropy', 'section 4.3'),
     opt=('adam', APP), lr=(1e-4, APP), betas=((.9,.999), APP), wd=(0., APP), epochs=(65, APP), bs=(64, APP), schedule=('constant', APP), size=(224, 'not stated; usual for ResNet-18'),
     report=('best_valid', APP), runs=(1, RUNS), repeat=('seed', RUNS), summary=('mean', 'one run'))
 
-# %% ../nbs/40_experiments.ipynb #f559a07c
+# %% ../nbs/40_experiments.ipynb #574fdacd
 NB,OURS = "the authors' notebook",'our choice'
 MNIST = dict(
     arch=('convnet', SETS), pretrained=(False, NB), m=(2, SETS), lam=(1., HYPER), loss=('cross_entropy', NB), project=(False, 'the convnet ends in m dimensions'),
@@ -72,23 +72,23 @@ MNIST = dict(
 DIGITS = dict(MNIST, bs=(64, OURS))
 RECIPES = dict(digits=DIGITS, mnist=MNIST, cifar100=CIFAR100, nyudv2=NYUDV2, s2agri=S2AGRI, inat19=INAT19)
 
-# %% ../nbs/40_experiments.ipynb #74010bc5
+# %% ../nbs/40_experiments.ipynb #0323f13a
 def recipe_table(
     data # name in `RECIPES`
 ):
     "The recipe of `data` and where each value comes from"
     return pd.DataFrame(RECIPES[data], index=['value','place']).T
 
-# %% ../nbs/40_experiments.ipynb #669e1519
+# %% ../nbs/40_experiments.ipynb #bbcf23da
 def steps(e, n, at=(), factor=.1): "Factor of epoch `e` of `n`: one `factor` for each part of the epochs `at` that is over"; return factor**sum(e>=round(a*n) for a in at)
 def constant(e, n): "Factor 1 whatever the epoch `e` of `n`"; return 1.
 
-# %% ../nbs/40_experiments.ipynb #28b23226
+# %% ../nbs/40_experiments.ipynb #1fd62f5d
 def factor(e, n, last=.9): "Factor of epoch `e` of `n`, falling exponentially from 1 to `last`"; return last**(e/max(1, n-1))
 def product(e, n, last=.9): "Product of the factors up to epoch `e` of `n`, each falling exponentially from 1 to `last`"; return last**(e*(e+1)/2/max(1, n-1))
 SCHEDULES = dict(steps=steps, constant=constant, factor=factor, product=product)
 
-# %% ../nbs/40_experiments.ipynb #2b15db0e
+# %% ../nbs/40_experiments.ipynb #7f11a6f3
 _smoke = dict(epochs=2, n_train=256, n_test=256, runs=1)
 TIERS = dict(paper={},
     cpu=dict(digits=dict(), mnist=dict(epochs=10), cifar100=dict(arch='thin_resnet', epochs=20),
@@ -98,7 +98,7 @@ TIERS = dict(paper={},
                s2agri=dict(_smoke, n_train=64, n_test=64, bs=16, min_samples=10),
                inat19=dict(_smoke, arch='thin_resnet', pretrained=False, n_train=64, n_test=64, bs=16, size=32, num_workers=0)))
 
-# %% ../nbs/40_experiments.ipynb #267e45de
+# %% ../nbs/40_experiments.ipynb #f13209c2
 LITTLE = dict(pretrained=(False, 'section 4.5'), lam=(20., 'section 4.5'))
 TREES = dict(digits='mnist_visual', mnist='mnist_visual', cifar100='cifar100', nyudv2='nyudv2', s2agri='nomenclatures', inat19='inat19')
 
@@ -106,7 +106,7 @@ def _value(d): return {k: v[0] for k,v in d.items()}
 def _known(x, options, what):
     if x not in options: raise ValueError(f'{what} {x!r} is none of {", ".join(options)}')
 
-# %% ../nbs/40_experiments.ipynb #47292178
+# %% ../nbs/40_experiments.ipynb #0a5ba43a
 def resolve(
     data,           # name in `RECIPES`
     method='gp_disto', # name in `METHODS`
@@ -126,7 +126,7 @@ def resolve(
     r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, hierarchy=hierarchy or TREES[data], args=args)
     return dict(run_id=run_id(r), **r)
 
-# %% ../nbs/40_experiments.ipynb #05973489
+# %% ../nbs/40_experiments.ipynb #5a34a6ed
 _OPTIONS = ('n_train','n_test','num_workers','last','at','factor','gamma','fp16')
 _NOT_HASHED = ('runs','repeat','summary','without')
 
@@ -139,7 +139,7 @@ def run_id(
     if f.is_file(): r['hierarchy'] = hashlib.sha1(f.read_bytes()).hexdigest()
     return hashlib.sha1(json.dumps(r, sort_keys=True).encode()).hexdigest()[:12]
 
-# %% ../nbs/40_experiments.ipynb #ab04a4fa
+# %% ../nbs/40_experiments.ipynb #3cf5face
 def overridden(
     r # a resolved recipe
 ):
@@ -147,7 +147,7 @@ def overridden(
     base = resolve(r['data'], r['method'], r['tier'], r['seed'], r['fold'], r['fraction'], r['hierarchy'])
     return {**{k: v for k,v in r.items() if v!=base.get(k) and k not in ('run_id','args')}, **r['args']}
 
-# %% ../nbs/40_experiments.ipynb #91f9f86f
+# %% ../nbs/40_experiments.ipynb #8e8a220f
 TABLE = 'cross_entropy hxe soft_labels emd yolo hyperspherical deep_ncm learnt fixed gp_rank gp_disto'.split()
 GROUPS = dict(all=TABLE, ablation='gp_disto gp_disto_fixed_scale fixed gp_rank gp_disto_squared'.split(),
               robustness='gp_disto gp_disto:lam=.5 gp_disto:lam=2 gp_disto:lam=3 gp_disto:hidden=False'.split(), little='cross_entropy emd learnt gp_disto'.split())
@@ -157,7 +157,7 @@ def _literal(s):
     except json.JSONDecodeError: return s
 def settings(s): "A dict of what `s` says, as in 'lam=2,arch=thin_resnet'"; return {k.strip(): _literal(v) for k,v in (o.split('=', 1) for o in s.split(',') if o)}
 
-# %% ../nbs/40_experiments.ipynb #ebf140b1
+# %% ../nbs/40_experiments.ipynb #8653ffdc
 def parse_methods(
     methods, # names in `METHODS` or `GROUPS`, with commas between; arguments after colons
     without=() # names to leave out
@@ -179,7 +179,7 @@ def sweep_recipes(
     return [resolve(data, m, fraction=f, **{base['repeat']: s}, **{**kwargs, **o}) for s in range(seeds or base['runs'])
             for f in fractions for m,o in parse_methods(methods, base.get('without', ()))]
 
-# %% ../nbs/40_experiments.ipynb #cb38e219
+# %% ../nbs/40_experiments.ipynb #d6992d8f
 @contextmanager
 def locked(
     path # made if it does not exist
@@ -196,7 +196,7 @@ def _mend(f):
     if len(whole)<len(text): f.truncate(len(whole))
     return whole
 
-# %% ../nbs/40_experiments.ipynb #a57923fd
+# %% ../nbs/40_experiments.ipynb #2f4ee2f1
 def _ids(text): return {o.split(b',', 1)[0].decode() for o in text.splitlines()[1:]}
 
 def add_row(
@@ -212,12 +212,12 @@ def add_row(
         f.write(new.encode()); os.fsync(f)
     return True
 
-# %% ../nbs/40_experiments.ipynb #be87c36a
+# %% ../nbs/40_experiments.ipynb #47e51de8
 def _read(path): return _whole(Path(path).read_bytes()) if Path(path).exists() else b''
 def finished(path): "The `run_id` of each row at `path`"; return _ids(_read(path))
 def read_rows(path): "The rows at `path` as a `DataFrame`, empty if there are none"; t = _read(path); return pd.read_csv(io.BytesIO(t)) if t else pd.DataFrame()
 
-# %% ../nbs/40_experiments.ipynb #11d2ab1b
+# %% ../nbs/40_experiments.ipynb #68ae7916
 _DATA = {o: f'hierproto.data.{o}:{o}' for o in RECIPES}
 _ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_resnet='resnet:thin_resnet', resnet18_224='resnet:resnet18_224', fusenet='fusenet:fusenet',
               slim_fusenet='fusenet:slim_fusenet', psetae='psetae:PSETAE')
@@ -225,7 +225,7 @@ _ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_
 def _named(o): mod,name = o.split(':'); return getattr(importlib.import_module(mod), name)
 def _accepts(f, **kwargs): ps = inspect.signature(f).parameters; return {k: v for k,v in kwargs.items() if k in ps}
 
-# %% ../nbs/40_experiments.ipynb #26cd64cc
+# %% ../nbs/40_experiments.ipynb #76fe85ce
 def read_hierarchy(
     o # a name, or a file that ends in .csv or .json
 ):
@@ -233,7 +233,7 @@ def read_hierarchy(
     if Path(o).suffix in ('.csv','.json'): return (Hierarchy.from_csv if str(o).endswith('csv') else Hierarchy.from_json)(o)
     return named_costs(o) if o=='digits_chain' else Hierarchy.named(o)
 
-# %% ../nbs/40_experiments.ipynb #64f281fc
+# %% ../nbs/40_experiments.ipynb #077216ab
 class Part(GetAttr):
     "The items `idx` of the data set `ds`"
     _default = 'ds'
@@ -251,7 +251,7 @@ def take_part(
     idx = torch.randperm(len(dl.dataset), generator=torch.Generator().manual_seed(seed))[:n].sort().values
     dl.dataset,dl.n = Part(dl.dataset, idx),n
 
-# %% ../nbs/40_experiments.ipynb #7d821686
+# %% ../nbs/40_experiments.ipynb #b23aa718
 def _noise(file, *shape, top=255, seed=0):
     "Write noise of `shape` as a picture to `file`"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -268,7 +268,7 @@ def _toy_nyudv2(d):
     for i in [o for part in _named('hierproto.data.nyudv2:official_split')() for o in part[:16]]:
         for name,shape,top in (('rgb/{}.jpg',(48,64,3),255), ('depth/{}.png',(48,64),255), ('label40/{}.png',(48,64),40)): _noise(d/name.format(f'{i:04d}'), *shape, top=top, seed=i)
 
-# %% ../nbs/40_experiments.ipynb #cd6b8adb
+# %% ../nbs/40_experiments.ipynb #a887f99e
 def _toy_s2agri(d):
     "Parcels of six crops in three groups, at 24 dates"
     for o in ('DATA','META'): (d/o).mkdir(parents=True)
@@ -285,7 +285,7 @@ def _toy_inat19(d):
         for o in images: _noise(d/o['file_name'], 40, 48, 3, seed=o['id'])
         (d/f'{part}.json').write_text(json.dumps(dict(images=images, annotations=[dict(id=i, image_id=i, category_id=i%12) for i in ids], categories=[])))
 
-# %% ../nbs/40_experiments.ipynb #1cf93902
+# %% ../nbs/40_experiments.ipynb #765a6950
 _TOYS = dict(mnist=_toy_mnist, cifar100=_toy_cifar100, nyudv2=_toy_nyudv2, s2agri=_toy_s2agri, inat19=_toy_inat19)
 
 def toy_data(
@@ -301,7 +301,7 @@ def toy_data(
     except OSError: shutil.rmtree(part) # another process was faster
     return path
 
-# %% ../nbs/40_experiments.ipynb #31891f17
+# %% ../nbs/40_experiments.ipynb #f414eb7f
 def _source(r, f, **kwargs):
     "Loaders and hierarchy from the real data, or in tier smoke from a toy"
     here = dict(mnist='mnist_here', cifar100='cifar100_here').get(r['data'])
@@ -312,7 +312,7 @@ def _source(r, f, **kwargs):
         if not smoke: raise
     return f(source=toy_data(r['data']), **kwargs)
 
-# %% ../nbs/40_experiments.ipynb #1be2997f
+# %% ../nbs/40_experiments.ipynb #8909983f
 def run_data(
     r # a resolved recipe
 ):
@@ -326,7 +326,7 @@ def run_data(
     for dl in dls.loaders[1:]: take_part(dl, r.get('n_test', len(dl.dataset)))
     return dls,h
 
-# %% ../nbs/40_experiments.ipynb #86679cd6
+# %% ../nbs/40_experiments.ipynb #a494dab5
 def optimiser(
     r # a resolved recipe
 ):
@@ -340,7 +340,7 @@ class Rate(Callback):
     def __init__(self, r): self.f = partial(SCHEDULES[r['schedule']], **_accepts(SCHEDULES[r['schedule']], **r)); self.lr = r['lr']
     def before_train(self): self.opt.set_hyper('lr', self.lr*self.f(self.epoch, self.n_epoch))
 
-# %% ../nbs/40_experiments.ipynb #a53af4f2
+# %% ../nbs/40_experiments.ipynb #6bd6f017
 _IGNORE = dict(nyudv2=255)
 
 def run_learner(
@@ -359,7 +359,7 @@ def run_learner(
     return hier_learner(dls, body, h, method=r['method'], opt_func=optimiser(r), lr=r['lr'],
                         metrics=hier_metrics(h, ['error_rate','average_cost'], ignore_index=ignore), cbs=[Rate(r), *L(cbs)], **{**kw, **r['args']})
 
-# %% ../nbs/40_experiments.ipynb #68ae4782
+# %% ../nbs/40_experiments.ipynb #5e9cabb2
 def _rngs(dls): return [getattr(o, 'dl', o) if type(o).__name__=='DistributedDL' else o for o in dls.loaders]
 
 def rng_state(dls):
@@ -375,7 +375,7 @@ def set_rng_state(s, dls):
     if s['cuda']: torch.cuda.set_rng_state_all(s['cuda'])
     for o,state in zip(_rngs(dls), s['dls'], strict=True): o.rng = random.Random(); o.rng.setstate(state)
 
-# %% ../nbs/40_experiments.ipynb #2038bb91
+# %% ../nbs/40_experiments.ipynb #d5b3de81
 def write_whole(
     path, # of the file
     write # a function of the open binary file
@@ -386,10 +386,10 @@ def write_whole(
     with open(part, 'wb') as f: write(f); f.flush(); os.fsync(f)
     os.replace(part, path)
 
-# %% ../nbs/40_experiments.ipynb #842e14e9
+# %% ../nbs/40_experiments.ipynb #ec5293e0
 REPORT = dict(last=lambda e, n: e==n-1, best_of_last_5=lambda e, n: e>=n-5, best_valid=lambda e, n: True)
 
-# %% ../nbs/40_experiments.ipynb #eac2ee0e
+# %% ../nbs/40_experiments.ipynb #124ef903
 class Checkpoint(Callback):
     "Write a checkpoint to `path` after each epoch, and go on from there"
     order = 60 # after the Recorder
@@ -405,7 +405,7 @@ class Checkpoint(Callback):
         if self.epoch<self.state['epoch']: return
         self.note(); self.keep_best(); self.save()
 
-# %% ../nbs/40_experiments.ipynb #1109fa10
+# %% ../nbs/40_experiments.ipynb #c2d1bef3
 @patch
 def note(self:Checkpoint):
     "Add the epoch to the history"
@@ -420,7 +420,7 @@ def keep_best(self:Checkpoint):
     if self.counts(self.epoch, self.n_epoch) and (best is None or er<best['er']):
         self.state['best'] = dict(epoch=self.epoch, er=er, model={k: v.cpu().clone() for k,v in self.bare.state_dict().items()})
 
-# %% ../nbs/40_experiments.ipynb #5da341be
+# %% ../nbs/40_experiments.ipynb #b67d8033
 def _gather(o):
     if num_distrib()<2: return [o]
     res = [None]*num_distrib()
@@ -444,7 +444,7 @@ def save(self:Checkpoint):
     full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), rng=rng, scaler=scaler and scaler.state_dict())
     write_whole(self.path, lambda f: torch.save(full, f))
 
-# %% ../nbs/40_experiments.ipynb #270c5705
+# %% ../nbs/40_experiments.ipynb #f40fda56
 @patch
 def load(self:Checkpoint):
     "Put model and optimiser into the state at `path`, if there is one; returns the epoch to begin with"
@@ -463,7 +463,7 @@ def before_train(self:Checkpoint):
     self.recorder.smooth_loss.count,self.recorder.smooth_loss.val = self.later['smooth'][0],tensor(self.later['smooth'][1])
     if self.later['scaler']: self.learn.mixed_precision.scaler.load_state_dict(self.later['scaler'])
 
-# %% ../nbs/40_experiments.ipynb #e8300ec5
+# %% ../nbs/40_experiments.ipynb #55b35ed8
 def results_file(r, out='results'): "The results file of the recipe `r` in the folder `out`"; return Path(out)/f"{r['data']}_{r['tier']}.csv"
 def run_file(r, out, suffix): "The file of the run `r` in `out` that ends in `suffix`"; return results_file(r, out).with_suffix('')/f"{r['run_id']}.{suffix}"
 
@@ -474,7 +474,7 @@ def _guide_costs(learn, h):
         if protos.requires_grad:
             with warnings.catch_warnings(): warnings.simplefilter('ignore'); return costs_for(h, len(protos))
 
-# %% ../nbs/40_experiments.ipynb #0959f4f4
+# %% ../nbs/40_experiments.ipynb #eb2bfe25
 def fit_run(
     r,           # a resolved recipe
     learn,       # its `Learner`
@@ -491,7 +491,7 @@ def fit_run(
     learn.remove_cb(ckpt)
     return ckpt
 
-# %% ../nbs/40_experiments.ipynb #edb8b0d1
+# %% ../nbs/40_experiments.ipynb #7f1c30c6
 class KeepPreds(Callback):
     "Keep predicted and true labels of a validation as `pred` and `targ`"
     run_train = False
@@ -504,7 +504,7 @@ class KeepPreds(Callback):
     @property
     def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
 
-# %% ../nbs/40_experiments.ipynb #fe2c1322
+# %% ../nbs/40_experiments.ipynb #7a17ebd2
 _NAMES = dict(error_rate='er', average_cost='ahc')
 
 def measure_run(
@@ -522,7 +522,7 @@ def measure_run(
     levels = [res.pop(k) for k in list(res) if k.startswith('level_')]
     return dict(res, loss=values[0], levels=json.dumps(levels), n_test=len(dl.dataset)), keep.labels
 
-# %% ../nbs/40_experiments.ipynb #a2f78069
+# %% ../nbs/40_experiments.ipynb #6c03f21f
 COLUMNS = ('run_id data tier method seed fold fraction hierarchy overrides epochs er ahc mistake_severity hier_dist_at_5 mean_iou calibration_error hier_precision hier_recall '
            'hier_f1 levels loss distortion scale best_epoch n_train n_test params seconds commit versions device').split()
 
@@ -532,7 +532,7 @@ def _distortion(model, h):
     "Scale-free distortion of the class prototypes of `model`, if it has some"
     with contextlib.suppress(ValueError): return float(scale_free_distortion(find_protos(model).protos.detach()[:len(h)].float().cpu(), h))
 
-# %% ../nbs/40_experiments.ipynb #15657184
+# %% ../nbs/40_experiments.ipynb #f5da0cb0
 def make_row(r, learn, h, state, res):
     "The row of the run `r` from its `learn`, hierarchy `h`, the `state` of its checkpoint and its metrics `res`"
     return {**{k: r[k] for k in COLUMNS[:8] if k in r}, **res, 'hierarchy': Path(r['hierarchy']).name, 'overrides': json.dumps(overridden(r)), 'epochs': r['epochs'],
@@ -545,7 +545,7 @@ def write_files(r, out, state, labels=None):
     write_whole(run_file(r, out, 'csv'), lambda f: pd.DataFrame(state['history']).to_csv(f, index=False))
     if labels: write_whole(run_file(r, out, 'npz'), lambda f: np.savez_compressed(f, **labels))
 
-# %% ../nbs/40_experiments.ipynb #c0d08525
+# %% ../nbs/40_experiments.ipynb #35132ee6
 def train_run(
     r,             # a resolved recipe
     out='results', # folder of the results
@@ -564,11 +564,11 @@ def train_run(
     learn.model.load_state_dict(_from_first(done.state['best']['model']))
     res,labels = measure_run(learn, h, _IGNORE.get(r['data']))
     if rank_distrib(): return
-    write_files(r, out, done.state, dict(labels, vocab=np.array(list(dls.vocab))) if preds else None)
+    write_files(r, out, done.state, dict(labels, vocab=np.array(list(dls.vocab)), costs=as_costs(h).numpy()) if preds else None)
     add_row(path, make_row(r, learn, h, done.state, res), COLUMNS)
     return tidy(r, out)
 
-# %% ../nbs/40_experiments.ipynb #795099a3
+# %% ../nbs/40_experiments.ipynb #e8e1aa83
 def tidy(r, out):
     "Remove what the finished run `r` left in `out` besides its results; returns its row"
     for f in run_file(r, out, 'x').parent.glob(f"{r['run_id']}.*"):
@@ -584,7 +584,7 @@ def spread(learn):
     if cpu: cpu_distrib()
     with learn.distrib_ctx(sync_bn=not cpu, cpu=cpu): yield
 
-# %% ../nbs/40_experiments.ipynb #c266138d
+# %% ../nbs/40_experiments.ipynb #64a3acbd
 def _born(pid):
     "Birth of the process `pid` in ticks of the kernel; None if there is no such process, '' if the system does not tell"
     if not Path('/proc/self/stat').exists(): return ''
@@ -597,7 +597,7 @@ def _here():
     ns = '/proc/self/ns/pid'
     return f"{platform.node()} {os.readlink(ns) if os.path.exists(ns) else ''}"
 
-# %% ../nbs/40_experiments.ipynb #5c235d0d
+# %% ../nbs/40_experiments.ipynb #04fde04c
 class Claim:
     "A claim to the run `r` in the folder `out`"
     def __init__(self,
@@ -614,7 +614,7 @@ class Claim:
         if who['here']==self.me['here']: return who['born']==_born(who['pid'])
         return now-touched < self.stale
 
-# %% ../nbs/40_experiments.ipynb #4d442c43
+# %% ../nbs/40_experiments.ipynb #ebfecdd6
 @patch
 def take(self:Claim):
     "Take the claim unless someone holds it; was it taken?"
@@ -637,7 +637,7 @@ def release(self:Claim):
     "Give the claim back"
     self.over.set(); self.path.unlink(missing_ok=True)
 
-# %% ../nbs/40_experiments.ipynb #0c4b3b22
+# %% ../nbs/40_experiments.ipynb #924a10eb
 def run_claimed(
     r,             # a resolved recipe
     out='results', # folder of the results
@@ -653,7 +653,7 @@ def run_claimed(
         return 'failed'
     finally: claim.release()
 
-# %% ../nbs/40_experiments.ipynb #a67438fb
+# %% ../nbs/40_experiments.ipynb #e499bfc1
 def run_sweep(
     recipes,       # what to run
     out='results', # folder of the results
@@ -675,7 +675,7 @@ def run_sweep(
 
 def describe(r): "One line about the recipe `r`"; return ' '.join(f'{k}={v}' for k,v in dict(run_id=r['run_id'], **{k: r[k] for k in ('data','method','tier','seed','fold','fraction')}, **overridden(r)).items())
 
-# %% ../nbs/40_experiments.ipynb #bf8eef81
+# %% ../nbs/40_experiments.ipynb #0f037f32
 def ray_sweep(
     recipes,       # what to run
     out='results', # a folder that all workers see
@@ -690,7 +690,7 @@ def ray_sweep(
     todo = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(run_sweep)
     return sum(ray.get([todo.remote([r], str(Path(out).resolve()), **kwargs) for r in recipes]), [])
 
-# %% ../nbs/40_experiments.ipynb #4f86aa1e
+# %% ../nbs/40_experiments.ipynb #ee804f5f
 def command(
     f,        # a function with docments
     argv=None # of the program unless given
@@ -700,7 +700,7 @@ def command(
     args = vars(anno_parser(f, prog=f'hierproto_{f.__name__}').parse_args(argv))
     return f(**{k: v for k,v in args.items() if k not in ('pdb','xtra')})
 
-# %% ../nbs/40_experiments.ipynb #c11bcf66
+# %% ../nbs/40_experiments.ipynb #db69a82c
 def log_callbacks(
     log,  # '', 'tensorboard' or 'wandb'
     r,    # a resolved recipe
@@ -716,7 +716,7 @@ def log_callbacks(
     wandb.init(project='hierproto', name=r['run_id'], config=r, reinit=True)
     return [WandbCallback(log_preds=False, log_model=False)]
 
-# %% ../nbs/40_experiments.ipynb #5c052fd0
+# %% ../nbs/40_experiments.ipynb #2d65eb0c
 def train(
     data:str='digits',        # digits, mnist, cifar100, nyudv2, s2agri or inat19
     method:str='gp_disto',    # a method of table 2, such as cross_entropy, hxe or gp_disto; arguments after a colon, as in gp_disto:lam=2
@@ -744,7 +744,7 @@ def train(
     if num_distrib()>1: torch.distributed.destroy_process_group()
     if res=='failed': sys.exit(run_file(r, out, 'log').read_text())
 
-# %% ../nbs/40_experiments.ipynb #f7d21efc
+# %% ../nbs/40_experiments.ipynb #3511871a
 def _prepare(threads):
     keep_memory()
     if threads: torch.set_num_threads(threads)
@@ -756,7 +756,7 @@ def show_recipe(r, out='results'):
     rows = [f'{k:<10} {str(v):<24} {places.get(k, "")}'.rstrip() for k,v in r.items()]
     return '\n'.join([*rows, f"{'is' if r['run_id'] in finished(results_file(r, out)) else 'would be'} in {results_file(r, out)}"])
 
-# %% ../nbs/40_experiments.ipynb #d850aed7
+# %% ../nbs/40_experiments.ipynb #a9553f7c
 def sweep(
     data:str='all',          # names with commas between, or all
     methods:str='all',       # methods with commas between, or all (table 2), ablation (table 3), robustness (table 4), little (section 4.5)
@@ -781,7 +781,7 @@ def sweep(
     failed = ray_sweep(rs, out, workers or None, torch.cuda.is_available()*1, preds=preds) if ray else run_sweep(rs, out, say=partial(print, flush=True), preds=preds, bar=bar)
     if failed: sys.exit('\n'.join([f'{len(failed)} of {len(rs)} runs failed:', *(f"{describe(r)}\n  {_last_line(run_file(r, out, 'log'))}" for r in failed)]))
 
-# %% ../nbs/40_experiments.ipynb #d2eab1d8
+# %% ../nbs/40_experiments.ipynb #5ba928c3
 def _last_line(path): return Path(path).read_text().strip().splitlines()[-1]
 
 def show_sweep(
@@ -793,6 +793,6 @@ def show_sweep(
     for r in rs: print(f"{'finished' if r['run_id'] in done[results_file(r, out)] else 'to do':<9} {describe(r)}")
     print(f"{len(rs)} runs, {sum(r['run_id'] not in done[results_file(r, out)] for r in rs)} to do")
 
-# %% ../nbs/40_experiments.ipynb #b7daff5b
+# %% ../nbs/40_experiments.ipynb #69879782
 def train_cli(): "The program hierproto_train"; command(train)
 def sweep_cli(): "The program hierproto_sweep"; command(sweep)

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['TABLE2', 'TABLE3', 'TABLE4', 'TITLES', 'NO_TREE', 'load_results', 'pick', 'paired', 'bootstrap', 'title', 'summary',
            'bold_best', 'results_table', 'markdown', 'difference_table', 'plot_bars', 'size_table', 'plot_sizes',
-           'load_history', 'plot_scale', 'confusions', 'plot_confusions', 'pair_table', 'report_tables',
+           'load_history', 'plot_scale', 'confusions', 'run_tree', 'plot_confusions', 'pair_table', 'report_tables',
            'report_figures', 'report', 'report_cli']
 
-# %% ../nbs/41_report.ipynb #7afc391e
+# %% ../nbs/41_report.ipynb #7dc47693
 import contextlib, json
 import numpy as np, pandas as pd, matplotlib.pyplot as plt
 from functools import partial
@@ -16,9 +16,10 @@ from pathlib import Path
 from fastcore.all import *
 from fastcore.script import *
 from .hierarchy import *
+from .data.core import tree_for
 from .experiments import *
 
-# %% ../nbs/41_report.ipynb #30db94fb
+# %% ../nbs/41_report.ipynb #84238f2a
 _SETS = ['cifar100','nyudv2','s2agri','inat19']
 
 def _table(text, sets):
@@ -39,7 +40,7 @@ fixed          24.7 1.083  33.1 1.462  19.4 0.710  43.9 2.148
 gp_rank        23.3 1.056  32.7 1.445  19.1 0.691  39.3 1.718
 gp_disto       23.6 1.052  32.5 1.440  18.9 0.685  38.9 1.721''', _SETS)
 
-# %% ../nbs/41_report.ipynb #bfb8c19f
+# %% ../nbs/41_report.ipynb #1145a190
 TABLE3 = _table('''
 gp_disto_fixed_scale +0.1 +0.003  0.0 0.000   +0.2 +0.001  +0.9 0.000
 fixed                +1.1 +0.031  +0.6 +0.013 +0.5 +0.025  +5.0 +0.427
@@ -52,7 +53,7 @@ gp_disto:lam=2        +0.3 +0.013  +0.2 +0.010
 gp_disto:lam=3        +0.1 +0.004  +0.1 +0.010
 gp_disto:hidden=False +0.2 +0.015  +0.3 +0.011''', ['cifar100','s2agri'])
 
-# %% ../nbs/41_report.ipynb #8ce248e7
+# %% ../nbs/41_report.ipynb #797aa15d
 def load_results(
     data, # name of the data set
     tier, # 'paper', 'cpu' or 'smoke'
@@ -64,7 +65,7 @@ def load_results(
     if len(df): df = df[df.hierarchy==Path(hierarchy or TREES[data]).name].assign(er=100*df.er, overrides=df.overrides.map(json.loads))
     return df
 
-# %% ../nbs/41_report.ipynb #276ac3c3
+# %% ../nbs/41_report.ipynb #31f71873
 def pick(
     df,         # rows, from `load_results`
     line,       # method, with settings after colons
@@ -78,7 +79,7 @@ def pick(
     want = json.loads(json.dumps(want))
     return df[(df.method==method) & np.isclose(df.fraction, fraction) & df.overrides.map(lambda o: o==want)].sort_values(['seed','fold'])
 
-# %% ../nbs/41_report.ipynb #5f7f1fe2
+# %% ../nbs/41_report.ipynb #d04b0fc6
 def paired(
     a, b,  # rows of two methods
     metric # name of a column
@@ -100,7 +101,7 @@ def bootstrap(
     draws = np.random.default_rng(seed).choice(np.asarray(x), (n,len(x)))
     return tuple(np.quantile(getattr(np, how)(draws, 1), [(1-level)/2,(1+level)/2]))
 
-# %% ../nbs/41_report.ipynb #540ed662
+# %% ../nbs/41_report.ipynb #28d76802
 TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO', hyperspherical='Hyperspherical', deep_ncm='Deep-NCM',
               learnt='Learnt prototypes', fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto', gp_disto_fixed_scale='Fixed scale', gp_disto_squared='Squared norm')
 _DIGITS = dict(er=1, ahc=3)
@@ -108,7 +109,7 @@ _DIGITS = dict(er=1, ahc=3)
 def title(line): "How a table names the `line`"; m,*o = line.split(':'); return TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
 def summary(x, how): "Mean or median of `x`"; return float(getattr(np, how)(x)) if len(x) else np.nan
 
-# %% ../nbs/41_report.ipynb #97728701
+# %% ../nbs/41_report.ipynb #1dbc0450
 def _with_spread(x, how, d): return 'not run' if not len(x) else f'{summary(x, how):.{d}f}'+(f' ± {x.std():.{d}f}' if len(x)>1 else '')
 def _with_interval(x, how, d):
     if not len(x): return ''
@@ -117,7 +118,7 @@ def _with_interval(x, how, d):
 def _or_dash(x, d, sign=''): return '–' if x is None or np.isnan(x) else f'{x:{sign}.{d}f}'
 def _published(table, line, data, metric): return table[data][metric].get(line) if data in table else None
 
-# %% ../nbs/41_report.ipynb #ed1dbb7a
+# %% ../nbs/41_report.ipynb #235c3e7a
 def bold_best(
     column, # strings
     values  # the numbers behind them, nan where there is none
@@ -126,7 +127,7 @@ def bold_best(
     lowest = np.nanmin(values) if np.isfinite(values).any() else None
     return [f'**{s}**' if v==lowest else s for s,v in zip(column, values)]
 
-# %% ../nbs/41_report.ipynb #6821ecb0
+# %% ../nbs/41_report.ipynb #b71f9383
 def results_table(
     df,         # rows, from `load_results`
     data,       # name of the data set
@@ -147,7 +148,7 @@ def results_table(
         res[f'{name}, paper'] = bold_best([_or_dash(o, d) for o in theirs], theirs)
     return pd.DataFrame(res, index=pd.Index(map(title, lines), name=f'{data}, {how}'))
 
-# %% ../nbs/41_report.ipynb #7e6cf2ad
+# %% ../nbs/41_report.ipynb #59607e55
 def markdown(
     df # a table
 ):
@@ -156,7 +157,7 @@ def markdown(
     lines = [[df.index.name or '', *df.columns], ['---']*(1+df.shape[1]), *([i, *r] for i,r in zip(df.index, df.values))]
     return '\n'.join('| '+' | '.join(map(cell, o))+' |' for o in lines)
 
-# %% ../nbs/41_report.ipynb #abcbd50c
+# %% ../nbs/41_report.ipynb #33ab25a3
 def difference_table(
     df,          # rows, from `load_results`
     data,        # name of the data set
@@ -173,7 +174,7 @@ def difference_table(
         res[f'{name}, paper'] = [_or_dash(_published(table, o, data, m), _DIGITS[m], '+') for o in table.index]
     return pd.DataFrame(res, index=pd.Index(map(title, table.index), name=f'{data}, difference to GP-disto'))
 
-# %% ../nbs/41_report.ipynb #bd3615ae
+# %% ../nbs/41_report.ipynb #5c4760ea
 NO_TREE = ('cross_entropy','deep_ncm','learnt')
 
 def plot_bars(
@@ -193,7 +194,7 @@ def plot_bars(
     axs[0].get_yticklabels()[-1].set_fontweight('bold')
     return axs
 
-# %% ../nbs/41_report.ipynb #9b23b1b4
+# %% ../nbs/41_report.ipynb #965945c7
 def _bars(ax, values, how, data, metric, published, name):
     "Bars of `values` on `ax`, with room at the left cut away so that differences show"
     v = np.array([summary(o, how) for o in values.values()])
@@ -209,7 +210,7 @@ def _bars(ax, values, how, data, metric, published, name):
     if len(seen): pad = .3*np.ptp(seen) or .1*seen[0]; ax.set_xlim(max(0, seen.min()-pad), seen.max()+pad)
     ax.set_xlabel(f'{name}, {how}')
 
-# %% ../nbs/41_report.ipynb #75b18b70
+# %% ../nbs/41_report.ipynb #708f4db4
 def size_table(
     df,        # rows, from `load_results`
     how='mean',# 'mean' or 'median'
@@ -225,7 +226,7 @@ def size_table(
                                                    **{o: 100*(summary(pick(df, o, f, base)[metric], how)/summary(ce[metric], how)-1) for o in lines if o!='cross_entropy'}}
     return pd.DataFrame(rows, index=lines).T.rename_axis('training set')
 
-# %% ../nbs/41_report.ipynb #dcef7276
+# %% ../nbs/41_report.ipynb #f471de09
 def plot_sizes(
     table,  # from `size_table`
     ax=None # an axis
@@ -239,7 +240,7 @@ def plot_sizes(
     ax.set(xlabel='training samples', ylabel='change of AHC, %'); ax.legend()
     return ax
 
-# %% ../nbs/41_report.ipynb #1d6e7372
+# %% ../nbs/41_report.ipynb #4b51a948
 def load_history(row, out='results'): "The history of the run of `row`, a line an epoch"; return pd.read_csv(Path(out)/f'{row.data}_{row.tier}'/f'{row.run_id}.csv')
 
 def plot_scale(
@@ -253,7 +254,7 @@ def plot_scale(
     ax.axhline(1, c='grey', lw=.8, ls=':'); ax.set(xlabel='epoch', ylabel='$s^\\star$', ylim=(0,None)); ax.xaxis.set_major_locator(plt.MaxNLocator(integer=True)); ax.legend(fontsize=7)
     return ax
 
-# %% ../nbs/41_report.ipynb #91af2355
+# %% ../nbs/41_report.ipynb #7c9d5522
 def confusions(
     rows, # runs with predictions
     out   # folder of the results
@@ -266,7 +267,18 @@ def confusions(
         C = C+np.bincount(o['pred'][keep].astype(int)*K+o['targ'][keep], minlength=K*K).reshape(K,K)
     return C,list(o['vocab'])
 
-# %% ../nbs/41_report.ipynb #b4db6d59
+# %% ../nbs/41_report.ipynb #8e9cbc37
+def run_tree(
+    rows, # runs with predictions, of one hierarchy
+    out   # folder of the results
+):
+    "The hierarchy of `rows`, classes in the order of their predictions; a `CostMatrix` if the tree did not come with the library"
+    r = rows.iloc[0]
+    o = np.load(Path(out)/f'{r.data}_{r.tier}'/f'{r.run_id}.npz')
+    try: return tree_for(read_hierarchy(r.hierarchy), list(o['vocab']))
+    except (HierarchyError,OSError): return CostMatrix(o['costs'], list(o['vocab']))
+
+# %% ../nbs/41_report.ipynb #3b021e66
 def plot_confusions(
     Cs, # matrices by title
     h,  # their hierarchy, classes in the order of the matrices
@@ -283,7 +295,7 @@ def plot_confusions(
     axs[len(Cs)].imshow(h.costs().numpy()[np.ix_(order,order)], cmap='Reds', interpolation='nearest'); axs[len(Cs)].set(title='cost\n', xlabel='true')
     return axs
 
-# %% ../nbs/41_report.ipynb #e9a52934
+# %% ../nbs/41_report.ipynb #ca1f1ad4
 def pair_table(
     C0, C1,      # confusions of two methods, the first is the reference
     h,           # their hierarchy
@@ -300,7 +312,7 @@ def pair_table(
                       'change %': np.round(100*(both1[i,j]/both0[i,j]-1)), 'cost': D[i,j]}).sort_values('change %', kind='stable')
     return pd.concat([t[:n], t[max(n, len(t)-n):]]).set_index('pair')
 
-# %% ../nbs/41_report.ipynb #7451dec5
+# %% ../nbs/41_report.ipynb #f5eb5f05
 def _has_preds(rows, out): return rows[[(Path(out)/f'{r.data}_{r.tier}'/f'{r.run_id}.npz').exists() for r in rows.itertuples()]] if len(rows) else rows
 
 def report_tables(
@@ -318,12 +330,12 @@ def report_tables(
     if len(sizes)>1: res['Little data: AHC of cross-entropy, change in % of the others'] = sizes.rename(columns=title).round(2)
     ce,gp = [_has_preds(pick(df, o, base=base), out) for o in ('cross_entropy','gp_disto')]
     if len(ce) and len(ce)==len(gp): res['Pairs that guiding helps and hurts'] = _pairs(ce, gp, out)
-    return res
+    return {k: t for k,t in res.items() if len(t)}
 
-# %% ../nbs/41_report.ipynb #43435426
+# %% ../nbs/41_report.ipynb #2270470f
 def _pairs(ce, gp, out):
     (C0,names),(C1,_) = confusions(ce, out),confusions(gp, out)
-    return pair_table(C0, C1, read_hierarchy(ce.hierarchy.iloc[0]).align(names), names)
+    return pair_table(C0, C1, run_tree(ce, out), names)
 
 def report_figures(
     df,       # rows, from `load_results`
@@ -341,10 +353,9 @@ def report_figures(
     if len(sizes)>1: yield 'sizes',plot_sizes(sizes).figure
     gp,ce = _has_preds(gp, out),_has_preds(ce, out)
     if len(gp) and len(gp)==len(ce):
-        names = confusions(gp, out)[1]
-        yield 'confusions',plot_confusions({title(o): confusions(r, out)[0] for o,r in (('cross_entropy',ce),('gp_disto',gp))}, read_hierarchy(gp.hierarchy.iloc[0]).align(names))[0].figure
+        yield 'confusions',plot_confusions({title(o): confusions(r, out)[0] for o,r in (('cross_entropy',ce),('gp_disto',gp))}, run_tree(gp, out))[0].figure
 
-# %% ../nbs/41_report.ipynb #e06ae1ec
+# %% ../nbs/41_report.ipynb #77ab2c07
 def report(
     data:str='cifar100',  # digits, mnist, cifar100, nyudv2, s2agri or inat19
     tier:str='cpu',       # paper, cpu or smoke
