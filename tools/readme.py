@@ -58,7 +58,7 @@ def convert(path=root/'nbs/index.ipynb'):
             if 'text/html' in o.get('data', {}): o.data['text/html'] = re.sub(r'<style.*?</style>\s*', '', o.data['text/html'], flags=re.S)
     cfg = Config({'TagRemovePreprocessor': dict(enabled=True, remove_input_tags={'remove-input'}, remove_cell_tags={'remove-cell'},
                                                 remove_all_outputs_tags={'remove-output'}),
-                  'NbConvertBase': dict(display_data_priority=['text/markdown', 'text/html', 'image/svg+xml', 'image/png', 'image/jpeg', 'text/plain'])})
+                  'NbConvertBase': dict(display_data_priority=['text/html', 'text/markdown', 'image/svg+xml', 'image/png', 'image/jpeg', 'text/plain'])})
     body, res = MarkdownExporter(config=cfg).from_notebook_node(nb, dict(unique_key='README', output_files_dir=str(images)))
     body = re.sub(r'\n{3,}', '\n\n', '\n'.join(l.rstrip() for l in body.splitlines())).strip()
     return {'README.md': f'{notice}{body}\n'.encode(), **res['outputs']}
