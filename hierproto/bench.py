@@ -6,8 +6,9 @@
 __all__ = ['MEASURES', 'LOSSES', 'seconds', 'ratios', 'peak_memory', 'Measure', 'measure', 'take', 'broadcast_disto_loss',
            'merge', 'show', 'main']
 
-# %% ../nbs/42_bench.ipynb #3bec794e
-import gc, platform, time
+# %% ../nbs/42_bench.ipynb #08495d11
+import ctypes, gc, platform, time
+from contextlib import suppress
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 from torch import nn
@@ -25,7 +26,7 @@ from .backbones.resnet import *
 from .figure1 import commit
 from torchvision.models import resnet18
 
-# %% ../nbs/42_bench.ipynb #e886fc1e
+# %% ../nbs/42_bench.ipynb #5203b7da
 def _wait():
     if torch.cuda.is_available(): torch.cuda.synchronize()
 
@@ -35,7 +36,7 @@ def seconds(f):
     f(); _wait()
     return time.perf_counter() - start
 
-# %% ../nbs/42_bench.ipynb #6d6411c2
+# %% ../nbs/42_bench.ipynb #12aa539a
 def ratios(
     ours,      # a function of no arguments
     theirs,    # what it is measured against
@@ -49,13 +50,15 @@ def ratios(
         res.append(pair[0]/pair[1] if i % 2 else pair[1]/pair[0])
     return np.array(res[warmup:])
 
-# %% ../nbs/42_bench.ipynb #3d9e51fd
+# %% ../nbs/42_bench.ipynb #be8673bf
 def _status(key):
     return next(int(l.split()[1])*1024 for l in Path('/proc/self/status').read_text().splitlines() if l.startswith(key))
 
 def peak_memory(f):
     "Bytes that a call of `f` needed at its peak, beyond what was there before; NaN where the system does not say"
     gc.collect()
+    # memory that Python has freed and not given back would hide what comes next
+    with suppress(OSError, AttributeError): ctypes.CDLL('libc.so.6').malloc_trim(0)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
         f(); return torch.cuda.max_memory_allocated() - before
@@ -64,7 +67,7 @@ def peak_memory(f):
     before = _status('VmRSS'); f()
     return _status('VmHWM') - before
 
-# %% ../nbs/42_bench.ipynb #0217fd1a
+# %% ../nbs/42_bench.ipynb #607f55d7
 MEASURES = {}
 
 class Measure:
@@ -82,7 +85,7 @@ def measure(
     def _f(make): MEASURES[name] = Measure(make, against, sizes, rounds); return make
     return _f
 
-# %% ../nbs/42_bench.ipynb #dd90c44a
+# %% ../nbs/42_bench.ipynb #2dd603e0
 def take(
     name,        # a key of `MEASURES`
     size,        # one of its sizes
@@ -97,7 +100,7 @@ def take(
     row = dict(measure=name, size=' x '.join(map(str, size)), against=m.against, goal=goal, ratio=mid, low=low, high=high, met=bool(mid <= goal))
     return {**row, 'mb': peak_memory(ours)/1e6, 'mb_against': peak_memory(theirs)/1e6, 'rounds': len(r)}
 
-# %% ../nbs/42_bench.ipynb #41737833
+# %% ../nbs/42_bench.ipynb #6faeb902
 def _step(head, x, y, loss=F.cross_entropy):
     def f():
         x.grad = None; head.zero_grad()
@@ -109,13 +112,13 @@ def _(B, m, K):
     x, y = torch.randn(B, m, requires_grad=True), torch.randint(K, (B,))
     return _step(PrototypeHead(m, K), x, y), _step(nn.Linear(m, K), x, y)
 
-# %% ../nbs/42_bench.ipynb #c2724ada
+# %% ../nbs/42_bench.ipynb #7a225a3f
 @measure('segmentation head', '1x1 convolution', {(4, 64, 40, 480, 640): 1.4}, rounds=3)
 def _(B, m, K, H, W):
     x, y = torch.randn(B, m, H, W, requires_grad=True), torch.randint(K, (B, H, W))
     return _step(PrototypeHead(m, K), x, y), _step(nn.Conv2d(m, K, 1), x, y)
 
-# %% ../nbs/42_bench.ipynb #cb6d349c
+# %% ../nbs/42_bench.ipynb #c676693a
 def _guide(protos, loss):
     def f(): protos.grad = None; loss(protos).backward()
     return f
@@ -133,7 +136,7 @@ def _(K, m):
     p, D = torch.randn(K, m, requires_grad=True), Hierarchy.named('inat19').costs(hidden=True)[:K,:K]
     return _guide(p, lambda p: disto_loss(p, D)), _guide(p, lambda p: broadcast_disto_loss(p, D))
 
-# %% ../nbs/42_bench.ipynb #4a136bf3
+# %% ../nbs/42_bench.ipynb #6f95d8a1
 def _resnet_step(guide, B=128, size=32, K=100, m=64, tree='cifar100'):
     h = Hierarchy.named(tree); D = h.costs(hidden=True)
     body = embedder(resnet18_32() if size == 32 else resnet18, m)
@@ -150,14 +153,14 @@ def _resnet_step(guide, B=128, size=32, K=100, m=64, tree='cifar100'):
 @measure('training step, guided', 'the same step with cross-entropy', {(128, 32): 1.05}, rounds=7)
 def _(B, size): return _resnet_step(True, B, size), _resnet_step(False, B, size)
 
-# %% ../nbs/42_bench.ipynb #d2803d2f
+# %% ../nbs/42_bench.ipynb #20e925c9
 @measure('guide on all nodes', 'one ResNet-18 training step', {('cifar100', 128, 32, 64): .005, ('inat19', 64, 224, 512): .02}, rounds=3)
 def _(tree, B, size, m):
     h = Hierarchy.named(tree); D = h.costs(hidden=True)
     p = torch.randn(h.n_nodes, m, requires_grad=True)
     return _guide(p, lambda p: disto_loss(p, D)), _resnet_step(False, B, size, len(h), m, tree)
 
-# %% ../nbs/42_bench.ipynb #81770323
+# %% ../nbs/42_bench.ipynb #346d9a26
 @measure('inference, prototypes', 'the same model with a linear head', {(1,): 1.02, (128,): 1.02}, rounds=9)
 def _(B):
     body, x = embedder(resnet18_32(), 64), torch.randn(B, 3, 32, 32).contiguous(memory_format=torch.channels_last)
@@ -166,7 +169,7 @@ def _(B):
         return lambda: torch.inference_mode()(model)(x)
     return run(PrototypeHead(64, 135, 100)), run(LinearHead(64, 100))
 
-# %% ../nbs/42_bench.ipynb #6d66a989
+# %% ../nbs/42_bench.ipynb #ffd58098
 def _tree(K, groups=(10, 100, 1000)):
     return Hierarchy.from_paths([(*(f'{g}.{k % g}' for g in groups if g < K), f'leaf {k}') for k in range(K)])
 
@@ -175,7 +178,7 @@ def _(K):
     h = _tree(K)
     return h.costs, lambda: np.full((K, K), 1., dtype=np.float32)
 
-# %% ../nbs/42_bench.ipynb #d5dba042
+# %% ../nbs/42_bench.ipynb #34e2649f
 def _on_scores(loss, n, y):
     x = torch.randn(len(y), n, requires_grad=True)
     def f(): x.grad = None; loss(x, y).backward()
@@ -192,13 +195,13 @@ def _(kind, B, K):
     h, y = Hierarchy.named('inat19') if K == 1010 else _tree(K), torch.randint(K, (B,))
     return _on_scores(LOSSES[kind](h), h.n_nodes - 1 if kind == 'yolo' else K, y), _on_scores(F.cross_entropy, K, y)
 
-# %% ../nbs/42_bench.ipynb #43975a7f
+# %% ../nbs/42_bench.ipynb #4cee04a0
 @measure('nearest prototypes, top 5', 'the bare matrix product', {(10_000, 10_000, 512): 1.2}, rounds=3)
 def _(N, K, m):
     x, protos = torch.randn(N, m), torch.randn(K, m)
     return lambda: nearest(x, protos, k=5), lambda: x @ protos.t()
 
-# %% ../nbs/42_bench.ipynb #f9778733
+# %% ../nbs/42_bench.ipynb #0c7163a3
 def _circumstances():
     cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), '') if Path('/proc/cpuinfo').exists() else ''
     return dict(machine=torch.cuda.get_device_name() if torch.cuda.is_available() else cpu or platform.processor(), threads=torch.get_num_threads(), torch=torch.__version__, commit=commit())
@@ -213,7 +216,7 @@ def show(df):
     ratio = df.apply(lambda r: f'{r.ratio:.3g} ({r.low:.3g} to {r.high:.3g})', axis=1)
     return pd.DataFrame({'measure': df.measure, 'size': df['size'], 'against': df.against, 'goal': df.goal.map('{:g}'.format), 'ratio': ratio, '': df.met.map({True: 'met', False: 'MISSED'})}).to_string(index=False)
 
-# %% ../nbs/42_bench.ipynb #25069f61
+# %% ../nbs/42_bench.ipynb #f832f468
 @call_parse
 def main(
     only:str='',                   # take only measures whose name contains this
