@@ -111,7 +111,7 @@ def sphinx_docs(out):
         project=site['title'], author=cfg.author, copyright=cfg.copyright, version=cfg.version, release=cfg.version,
         html_title=site['title'], html_theme='furo', html_baseurl=site['site-url'] + '/', html_copy_source=False, html_show_sphinx=False,
         html_theme_options=dict(source_repository=repo, source_branch=site['repo-branch'], source_directory=site['repo-subdir']),
-        extensions=['myst_nb', 'sphinx-mathjax-offline'], nb_execution_mode='off', nb_merge_streams=True,
+        extensions=['myst_nb', 'sphinx-mathjax-offline'], nb_execution_mode='off', nb_merge_streams=True, nb_render_markdown_format='myst',
         myst_enable_extensions=['dollarmath', 'amsmath', 'html_image'], myst_dmath_double_inline=True, myst_dmath_allow_space=False,
         myst_all_links_external=True, myst_heading_anchors=6, myst_heading_slug_func='docs.anchor',
         suppress_warnings=['myst.header', 'misc.highlighting_failure'])
