@@ -6,7 +6,7 @@
 __all__ = ['MEASURES', 'LOSSES', 'seconds', 'ratios', 'peak_memory', 'Measure', 'measure', 'take', 'broadcast_disto_loss',
            'merge', 'show', 'main']
 
-# %% ../nbs/42_bench.ipynb #08495d11
+# %% ../nbs/42_bench.ipynb #6fccb471
 import ctypes, gc, platform, time
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +26,7 @@ from .backbones.resnet import *
 from .figure1 import commit
 from torchvision.models import resnet18
 
-# %% ../nbs/42_bench.ipynb #5203b7da
+# %% ../nbs/42_bench.ipynb #cd430f0f
 def _wait():
     if torch.cuda.is_available(): torch.cuda.synchronize()
 
@@ -36,7 +36,7 @@ def seconds(f):
     f(); _wait()
     return time.perf_counter() - start
 
-# %% ../nbs/42_bench.ipynb #12aa539a
+# %% ../nbs/42_bench.ipynb #eb264910
 def ratios(
     ours,      # a function of no arguments
     theirs,    # what it is measured against
@@ -50,7 +50,7 @@ def ratios(
         res.append(pair[0]/pair[1] if i % 2 else pair[1]/pair[0])
     return np.array(res[warmup:])
 
-# %% ../nbs/42_bench.ipynb #be8673bf
+# %% ../nbs/42_bench.ipynb #279bab43
 def _status(key):
     return next(int(l.split()[1])*1024 for l in Path('/proc/self/status').read_text().splitlines() if l.startswith(key))
 
@@ -67,7 +67,7 @@ def peak_memory(f):
     before = _status('VmRSS'); f()
     return _status('VmHWM') - before
 
-# %% ../nbs/42_bench.ipynb #607f55d7
+# %% ../nbs/42_bench.ipynb #43d6a1a2
 MEASURES = {}
 
 class Measure:
@@ -85,7 +85,7 @@ def measure(
     def _f(make): MEASURES[name] = Measure(make, against, sizes, rounds); return make
     return _f
 
-# %% ../nbs/42_bench.ipynb #2dd603e0
+# %% ../nbs/42_bench.ipynb #3e8089e2
 def take(
     name,        # a key of `MEASURES`
     size,        # one of its sizes
@@ -100,7 +100,7 @@ def take(
     row = dict(measure=name, size=' x '.join(map(str, size)), against=m.against, goal=goal, ratio=mid, low=low, high=high, met=bool(mid <= goal))
     return {**row, 'mb': peak_memory(ours)/1e6, 'mb_against': peak_memory(theirs)/1e6, 'rounds': len(r)}
 
-# %% ../nbs/42_bench.ipynb #6faeb902
+# %% ../nbs/42_bench.ipynb #b7c64508
 def _step(head, x, y, loss=F.cross_entropy):
     def f():
         x.grad = None; head.zero_grad()
@@ -112,13 +112,13 @@ def _(B, m, K):
     x, y = torch.randn(B, m, requires_grad=True), torch.randint(K, (B,))
     return _step(PrototypeHead(m, K), x, y), _step(nn.Linear(m, K), x, y)
 
-# %% ../nbs/42_bench.ipynb #7a225a3f
+# %% ../nbs/42_bench.ipynb #78c9fb97
 @measure('segmentation head', '1x1 convolution', {(4, 64, 40, 480, 640): 1.4}, rounds=3)
 def _(B, m, K, H, W):
     x, y = torch.randn(B, m, H, W, requires_grad=True), torch.randint(K, (B, H, W))
     return _step(PrototypeHead(m, K), x, y), _step(nn.Conv2d(m, K, 1), x, y)
 
-# %% ../nbs/42_bench.ipynb #c676693a
+# %% ../nbs/42_bench.ipynb #e4318c53
 def _guide(protos, loss):
     def f(): protos.grad = None; loss(protos).backward()
     return f
@@ -136,7 +136,7 @@ def _(K, m):
     p, D = torch.randn(K, m, requires_grad=True), Hierarchy.named('inat19').costs(hidden=True)[:K,:K]
     return _guide(p, lambda p: disto_loss(p, D)), _guide(p, lambda p: broadcast_disto_loss(p, D))
 
-# %% ../nbs/42_bench.ipynb #6f95d8a1
+# %% ../nbs/42_bench.ipynb #e94eba17
 def _resnet_step(guide, B=128, size=32, K=100, m=64, tree='cifar100'):
     h = Hierarchy.named(tree); D = h.costs(hidden=True)
     body = embedder(resnet18_32() if size == 32 else resnet18, m)
@@ -153,14 +153,14 @@ def _resnet_step(guide, B=128, size=32, K=100, m=64, tree='cifar100'):
 @measure('training step, guided', 'the same step with cross-entropy', {(128, 32): 1.05}, rounds=7)
 def _(B, size): return _resnet_step(True, B, size), _resnet_step(False, B, size)
 
-# %% ../nbs/42_bench.ipynb #20e925c9
+# %% ../nbs/42_bench.ipynb #6d8bb92c
 @measure('guide on all nodes', 'one ResNet-18 training step', {('cifar100', 128, 32, 64): .005, ('inat19', 64, 224, 512): .02}, rounds=3)
 def _(tree, B, size, m):
     h = Hierarchy.named(tree); D = h.costs(hidden=True)
     p = torch.randn(h.n_nodes, m, requires_grad=True)
     return _guide(p, lambda p: disto_loss(p, D)), _resnet_step(False, B, size, len(h), m, tree)
 
-# %% ../nbs/42_bench.ipynb #346d9a26
+# %% ../nbs/42_bench.ipynb #611bcf7e
 @measure('inference, prototypes', 'the same model with a linear head', {(1,): 1.02, (128,): 1.02}, rounds=9)
 def _(B):
     body, x = embedder(resnet18_32(), 64), torch.randn(B, 3, 32, 32).contiguous(memory_format=torch.channels_last)
@@ -169,7 +169,7 @@ def _(B):
         return lambda: torch.inference_mode()(model)(x)
     return run(PrototypeHead(64, 135, 100)), run(LinearHead(64, 100))
 
-# %% ../nbs/42_bench.ipynb #ffd58098
+# %% ../nbs/42_bench.ipynb #d3df10ed
 def _tree(K, groups=(10, 100, 1000)):
     return Hierarchy.from_paths([(*(f'{g}.{k % g}' for g in groups if g < K), f'leaf {k}') for k in range(K)])
 
@@ -178,7 +178,7 @@ def _(K):
     h = _tree(K)
     return h.costs, lambda: np.full((K, K), 1., dtype=np.float32)
 
-# %% ../nbs/42_bench.ipynb #34e2649f
+# %% ../nbs/42_bench.ipynb #19dfa253
 def _on_scores(loss, n, y):
     x = torch.randn(len(y), n, requires_grad=True)
     def f(): x.grad = None; loss(x, y).backward()
@@ -195,13 +195,13 @@ def _(kind, B, K):
     h, y = Hierarchy.named('inat19') if K == 1010 else _tree(K), torch.randint(K, (B,))
     return _on_scores(LOSSES[kind](h), h.n_nodes - 1 if kind == 'yolo' else K, y), _on_scores(F.cross_entropy, K, y)
 
-# %% ../nbs/42_bench.ipynb #4cee04a0
+# %% ../nbs/42_bench.ipynb #ef98f66c
 @measure('nearest prototypes, top 5', 'the bare matrix product', {(10_000, 10_000, 512): 1.2}, rounds=3)
 def _(N, K, m):
     x, protos = torch.randn(N, m), torch.randn(K, m)
     return lambda: nearest(x, protos, k=5), lambda: x @ protos.t()
 
-# %% ../nbs/42_bench.ipynb #0c7163a3
+# %% ../nbs/42_bench.ipynb #67bb9195
 def _circumstances():
     cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), '') if Path('/proc/cpuinfo').exists() else ''
     return dict(machine=torch.cuda.get_device_name() if torch.cuda.is_available() else cpu or platform.processor(), threads=torch.get_num_threads(), torch=torch.__version__, commit=commit())
@@ -216,7 +216,7 @@ def show(df):
     ratio = df.apply(lambda r: f'{r.ratio:.3g} ({r.low:.3g} to {r.high:.3g})', axis=1)
     return pd.DataFrame({'measure': df.measure, 'size': df['size'], 'against': df.against, 'goal': df.goal.map('{:g}'.format), 'ratio': ratio, '': df.met.map({True: 'met', False: 'MISSED'})}).to_string(index=False)
 
-# %% ../nbs/42_bench.ipynb #f832f468
+# %% ../nbs/42_bench.ipynb #c84f4629
 @call_parse
 def main(
     only:str='',                   # take only measures whose name contains this
@@ -233,5 +233,3 @@ def main(
     out = Path(out); out.parent.mkdir(parents=True, exist_ok=True)
     merge(pd.read_csv(out) if out.exists() else df[:0], df).to_csv(out, index=False)
     print(f'\n{show(df)}')
-
-if __name__ == '__main__' and '__file__' in globals(): main()
