@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['APP', 'SETS', 'HYPER', 'RUNS', 'CIFAR100', 'NYUDV2', 'S2AGRI', 'INAT19', 'NB', 'OURS', 'MNIST', 'DIGITS', 'RECIPES',
            'SCHEDULES', 'TIERS', 'LITTLE', 'TREES', 'TABLE', 'GROUPS', 'REPORT', 'COLUMNS', 'recipe_table', 'steps',
-           'constant', 'factor', 'product', 'resolve', 'run_id', 'overridden', 'settings', 'parse_methods',
+           'constant', 'factor', 'product', 'tier_of', 'resolve', 'run_id', 'overridden', 'settings', 'parse_methods',
            'sweep_recipes', 'locked', 'add_row', 'finished', 'read_rows', 'read_hierarchy', 'Part', 'take_part',
-           'toy_data', 'run_data', 'optimiser', 'Rate', 'run_learner', 'rng_state', 'set_rng_state', 'write_whole',
-           'Checkpoint', 'results_file', 'run_file', 'fit_run', 'KeepPreds', 'measure_run', 'make_row', 'write_files',
-           'train_run', 'tidy', 'spread', 'Claim', 'run_claimed', 'run_sweep', 'describe', 'ray_sweep', 'command',
-           'log_callbacks', 'train', 'show_recipe', 'sweep', 'show_sweep', 'train_cli', 'sweep_cli']
+           'toy_data', 'run_data', 'rates', 'optimiser', 'Rate', 'run_learner', 'rng_state', 'set_rng_state',
+           'write_whole', 'Checkpoint', 'results_file', 'run_file', 'fit_run', 'KeepPreds', 'measure_run', 'make_row',
+           'write_files', 'train_run', 'tidy', 'spread', 'Claim', 'run_claimed', 'run_sweep', 'describe', 'ray_sweep',
+           'command', 'log_callbacks', 'train', 'show_recipe', 'sweep', 'show_sweep', 'train_cli', 'sweep_cli']
 
-# %% ../nbs/40_experiments.ipynb #b84ec9e2
+# %% ../nbs/40_experiments.ipynb #f1848926
 import contextlib, fcntl, hashlib, importlib, inspect, io, json, os, platform, random, shutil, sys, threading, time, traceback, warnings
 import fastai, hierproto, numpy as np, pandas as pd, torch
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ from .inference import argmax_rule
 from .data.core import tree_for
 from .figure1 import commit, keep_memory
 
-# %% ../nbs/40_experiments.ipynb #3f4e6378
+# %% ../nbs/40_experiments.ipynb #ef4c529e
 APP,SETS,HYPER,RUNS = 'appendix, Implementation Details','section 4.1','section 4.2','table 2'
 
 CIFAR100 = dict(
@@ -43,27 +43,27 @@ CIFAR100 = dict(
     schedule=('steps', APP), at=((60/200,120/200,160/200), APP), factor=(1/5, APP),
     report=('last', APP), runs=(5, APP), repeat=('seed', APP), summary=('median', APP))
 
-# %% ../nbs/40_experiments.ipynb #15a1ba4e
+# %% ../nbs/40_experiments.ipynb #5c571f81
 NYUDV2 = dict(
     arch=('fusenet', SETS), pretrained=(True, "not stated; FuseNet's authors start from VGG-16"), m=(64, HYPER), lam=(1., HYPER), loss=('cross_entropy', 'section 4.3'),
     opt=('sgd', APP), lr=(1e-3, APP), mom=(.9, APP), wd=(5e-3, APP), epochs=(300, APP), bs=(4, APP),
     schedule=('factor', APP+', read as a factor of the first rate'), last=(.9, APP),
     report=('best_of_last_5', APP), runs=(1, RUNS), repeat=('seed', RUNS), summary=('mean', 'one run'))
 
-# %% ../nbs/40_experiments.ipynb #4321df1e
+# %% ../nbs/40_experiments.ipynb #e71fb406
 S2AGRI = dict(
     arch=('psetae', SETS), pretrained=(False, 'not stated'), m=(64, HYPER), lam=(1., HYPER), loss=('focal', HYPER), gamma=(1., "not stated; PSE+TAE's authors take 1"),
     opt=('adam', APP), lr=(1e-3, APP), betas=((.9,.999), APP), wd=(0., APP), epochs=(100, APP), bs=(128, APP), schedule=('constant', APP),
     min_samples=(100, 'appendix, Hierarchies used'),
     report=('best_valid', APP), runs=(5, APP), repeat=('fold', APP), summary=('mean', APP), without=(('hyperspherical',), 'appendix, Hyperspherical Prototypes'))
 
-# %% ../nbs/40_experiments.ipynb #37a4b3c4
+# %% ../nbs/40_experiments.ipynb #3f4617a7
 INAT19 = dict(
     arch=('resnet18_224', SETS), pretrained=(True, SETS), m=(512, HYPER), lam=(1., HYPER), loss=('cross_entropy', 'section 4.3'),
     opt=('adam', APP), lr=(1e-4, APP), betas=((.9,.999), APP), wd=(0., APP), epochs=(65, APP), bs=(64, APP), schedule=('constant', APP), size=(224, 'not stated; usual for ResNet-18'),
     report=('best_valid', APP), runs=(1, RUNS), repeat=('seed', RUNS), summary=('mean', 'one run'))
 
-# %% ../nbs/40_experiments.ipynb #574fdacd
+# %% ../nbs/40_experiments.ipynb #4e82236a
 NB,OURS = "the authors' notebook",'our choice'
 MNIST = dict(
     arch=('convnet', SETS), pretrained=(False, NB), m=(2, SETS), lam=(1., HYPER), loss=('cross_entropy', NB), project=(False, 'the convnet ends in m dimensions'),
@@ -72,45 +72,58 @@ MNIST = dict(
 DIGITS = dict(MNIST, bs=(64, OURS))
 RECIPES = dict(digits=DIGITS, mnist=MNIST, cifar100=CIFAR100, nyudv2=NYUDV2, s2agri=S2AGRI, inat19=INAT19)
 
-# %% ../nbs/40_experiments.ipynb #0323f13a
+# %% ../nbs/40_experiments.ipynb #18acf3d1
 def recipe_table(
     data # name in `RECIPES`
 ):
     "The recipe of `data` and where each value comes from"
     return pd.DataFrame(RECIPES[data], index=['value','place']).T
 
-# %% ../nbs/40_experiments.ipynb #bbcf23da
+# %% ../nbs/40_experiments.ipynb #e4fb5a29
 def steps(e, n, at=(), factor=.1): "Factor of epoch `e` of `n`: one `factor` for each part of the epochs `at` that is over"; return factor**sum(e>=round(a*n) for a in at)
 def constant(e, n): "Factor 1 whatever the epoch `e` of `n`"; return 1.
 
-# %% ../nbs/40_experiments.ipynb #1fd62f5d
+# %% ../nbs/40_experiments.ipynb #388de0f5
 def factor(e, n, last=.9): "Factor of epoch `e` of `n`, falling exponentially from 1 to `last`"; return last**(e/max(1, n-1))
 def product(e, n, last=.9): "Product of the factors up to epoch `e` of `n`, each falling exponentially from 1 to `last`"; return last**(e*(e+1)/2/max(1, n-1))
 SCHEDULES = dict(steps=steps, constant=constant, factor=factor, product=product)
 
-# %% ../nbs/40_experiments.ipynb #7f11a6f3
+# %% ../nbs/40_experiments.ipynb #38276cb3
 _smoke = dict(epochs=2, n_train=256, n_test=256, runs=1)
 TIERS = dict(paper={},
-    cpu=dict(digits=dict(), mnist=dict(epochs=10), cifar100=dict(arch='thin_resnet', epochs=20),
+    cpu=dict(digits=dict(), mnist=dict(epochs=10), cifar100=dict(arch='thin_resnet', epochs=13),
              nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=40, bs=8, lr=1e-2), s2agri=dict(epochs=20), inat19=dict(arch='thin_resnet', pretrained=False, epochs=10, size=64)),
     smoke=dict(digits=dict(_smoke, bs=32), mnist=_smoke, cifar100=dict(_smoke, arch='thin_resnet', bs=32),
                nyudv2=dict(_smoke, arch='slim_fusenet', pretrained=False, n_train=16, n_test=8),
                s2agri=dict(_smoke, n_train=64, n_test=64, bs=16, min_samples=10),
                inat19=dict(_smoke, arch='thin_resnet', pretrained=False, n_train=64, n_test=64, bs=16, size=32, num_workers=0)))
+TIERS['study'] = dict(cifar100=dict(TIERS['cpu']['cifar100'], holdout=.1, n_train=10000, epochs=6, runs=2))
 
-# %% ../nbs/40_experiments.ipynb #f13209c2
-LITTLE = dict(pretrained=(False, 'section 4.5'), lam=(20., 'section 4.5'))
-TREES = dict(digits='mnist_visual', mnist='mnist_visual', cifar100='cifar100', nyudv2='nyudv2', s2agri='nomenclatures', inat19='inat19')
-
+# %% ../nbs/40_experiments.ipynb #46cab9ee
 def _value(d): return {k: v[0] for k,v in d.items()}
 def _known(x, options, what):
     if x not in options: raise ValueError(f'{what} {x!r} is none of {", ".join(options)}')
 
-# %% ../nbs/40_experiments.ipynb #0a5ba43a
+def tier_of(
+    data, # name in `RECIPES`
+    tier  # name in `TIERS`
+):
+    "What `tier` changes of the recipe of `data`"
+    _known(tier, TIERS, 'tier')
+    if TIERS[tier] and data not in TIERS[tier]: raise ValueError(f'tier {tier!r} is for {", ".join(TIERS[tier])} only, not for {data}')
+    return TIERS[tier].get(data, {})
+
+# %% ../nbs/40_experiments.ipynb #1d3d43d0
+LITTLE = dict(pretrained=(False, 'section 4.5'), lam=(20., 'section 4.5'))
+TREES = dict(digits='mnist_visual', mnist='mnist_visual', cifar100='cifar100', nyudv2='nyudv2', s2agri='nomenclatures', inat19='inat19')
+
+
+
+# %% ../nbs/40_experiments.ipynb #bc539646
 def resolve(
     data,           # name in `RECIPES`
     method='gp_disto', # name in `METHODS`
-    tier='paper',   # 'paper', 'cpu' or 'smoke'
+    tier='paper',   # name in `TIERS`
     seed=0,         # of everything random
     fold=0,         # of cross-validation
     fraction=1.,    # part of the training set
@@ -118,16 +131,16 @@ def resolve(
     **overrides     # of the recipe, or arguments of `hier_learner`
 ):
     "All that decides a run, and its `run_id`"
-    _known(data, RECIPES, 'data'); _known(tier, TIERS, 'tier')
-    r = {**_value(RECIPES[data]), **(_value(LITTLE) if fraction<1 else {}), **TIERS[tier].get(data, {})}
+    _known(data, RECIPES, 'data')
+    r = {**_value(RECIPES[data]), **(_value(LITTLE) if fraction<1 else {}), **tier_of(data, tier)}
     known,args = [{k: v for k,v in overrides.items() if (k in r or k in _OPTIONS)==o} for o in (True,False)]
     r.update(known)
     if not method.startswith('gp_'): r['lam'] = None
     r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, hierarchy=hierarchy or TREES[data], args=args)
     return dict(run_id=run_id(r), **r)
 
-# %% ../nbs/40_experiments.ipynb #5a34a6ed
-_OPTIONS = ('n_train','n_test','num_workers','last','at','factor','gamma','fp16')
+# %% ../nbs/40_experiments.ipynb #9d8e7235
+_OPTIONS = ('n_train','n_test','num_workers','last','at','factor','gamma','fp16','holdout','proto_lr','proto_wd')
 _NOT_HASHED = ('runs','repeat','summary','without')
 
 def run_id(
@@ -139,7 +152,7 @@ def run_id(
     if f.is_file(): r['hierarchy'] = hashlib.sha1(f.read_bytes()).hexdigest()
     return hashlib.sha1(json.dumps(r, sort_keys=True).encode()).hexdigest()[:12]
 
-# %% ../nbs/40_experiments.ipynb #3cf5face
+# %% ../nbs/40_experiments.ipynb #a80e1e43
 def overridden(
     r # a resolved recipe
 ):
@@ -147,7 +160,7 @@ def overridden(
     base = resolve(r['data'], r['method'], r['tier'], r['seed'], r['fold'], r['fraction'], r['hierarchy'])
     return {**{k: v for k,v in r.items() if v!=base.get(k) and k not in ('run_id','args')}, **r['args']}
 
-# %% ../nbs/40_experiments.ipynb #8e8a220f
+# %% ../nbs/40_experiments.ipynb #4ff507fb
 TABLE = 'cross_entropy hxe soft_labels emd yolo hyperspherical deep_ncm learnt fixed gp_rank gp_disto'.split()
 GROUPS = dict(all=TABLE, ablation='gp_disto gp_disto_fixed_scale fixed gp_rank gp_disto_squared'.split(),
               robustness='gp_disto gp_disto:lam=.5 gp_disto:lam=2 gp_disto:lam=3 gp_disto:hidden=False'.split(), little='cross_entropy emd learnt gp_disto'.split())
@@ -157,7 +170,7 @@ def _literal(s):
     except json.JSONDecodeError: return s
 def settings(s): "A dict of what `s` says, as in 'lam=2,arch=thin_resnet'"; return {k.strip(): _literal(v) for k,v in (o.split('=', 1) for o in s.split(',') if o)}
 
-# %% ../nbs/40_experiments.ipynb #8653ffdc
+# %% ../nbs/40_experiments.ipynb #688eb7da
 def parse_methods(
     methods, # names in `METHODS` or `GROUPS`, with commas between; arguments after colons
     without=() # names to leave out
@@ -175,11 +188,11 @@ def sweep_recipes(
     **kwargs         # of `resolve`
 ):
     "The recipes of a sweep, seed by seed"
-    base = {**_value(RECIPES[data]), **TIERS[kwargs.get('tier', 'paper')].get(data, {})}
+    base = {**_value(RECIPES[data]), **tier_of(data, kwargs.get('tier', 'paper'))}
     return [resolve(data, m, fraction=f, **{base['repeat']: s}, **{**kwargs, **o}) for s in range(seeds or base['runs'])
             for f in fractions for m,o in parse_methods(methods, base.get('without', ()))]
 
-# %% ../nbs/40_experiments.ipynb #d6992d8f
+# %% ../nbs/40_experiments.ipynb #4a1b1787
 @contextmanager
 def locked(
     path # made if it does not exist
@@ -196,7 +209,7 @@ def _mend(f):
     if len(whole)<len(text): f.truncate(len(whole))
     return whole
 
-# %% ../nbs/40_experiments.ipynb #2f4ee2f1
+# %% ../nbs/40_experiments.ipynb #bb67719f
 def _ids(text): return {o.split(b',', 1)[0].decode() for o in text.splitlines()[1:]}
 
 def add_row(
@@ -212,12 +225,12 @@ def add_row(
         f.write(new.encode()); os.fsync(f)
     return True
 
-# %% ../nbs/40_experiments.ipynb #47e51de8
+# %% ../nbs/40_experiments.ipynb #1b773246
 def _read(path): return _whole(Path(path).read_bytes()) if Path(path).exists() else b''
 def finished(path): "The `run_id` of each row at `path`"; return _ids(_read(path))
 def read_rows(path): "The rows at `path` as a `DataFrame`, empty if there are none"; t = _read(path); return pd.read_csv(io.BytesIO(t)) if t else pd.DataFrame()
 
-# %% ../nbs/40_experiments.ipynb #68ae7916
+# %% ../nbs/40_experiments.ipynb #576a64a6
 _DATA = {o: f'hierproto.data.{o}:{o}' for o in RECIPES}
 _ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_resnet='resnet:thin_resnet', resnet18_224='resnet:resnet18_224', fusenet='fusenet:fusenet',
               slim_fusenet='fusenet:slim_fusenet', psetae='psetae:PSETAE')
@@ -225,7 +238,7 @@ _ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_
 def _named(o): mod,name = o.split(':'); return getattr(importlib.import_module(mod), name)
 def _accepts(f, **kwargs): ps = inspect.signature(f).parameters; return {k: v for k,v in kwargs.items() if k in ps}
 
-# %% ../nbs/40_experiments.ipynb #76fe85ce
+# %% ../nbs/40_experiments.ipynb #7f533f51
 def read_hierarchy(
     o # a name, or a file that ends in .csv or .json
 ):
@@ -233,7 +246,7 @@ def read_hierarchy(
     if Path(o).suffix in ('.csv','.json'): return (Hierarchy.from_csv if str(o).endswith('csv') else Hierarchy.from_json)(o)
     return named_costs(o) if o=='digits_chain' else Hierarchy.named(o)
 
-# %% ../nbs/40_experiments.ipynb #077216ab
+# %% ../nbs/40_experiments.ipynb #e0eb3b51
 class Part(GetAttr):
     "The items `idx` of the data set `ds`"
     _default = 'ds'
@@ -251,7 +264,7 @@ def take_part(
     idx = torch.randperm(len(dl.dataset), generator=torch.Generator().manual_seed(seed))[:n].sort().values
     dl.dataset,dl.n = Part(dl.dataset, idx),n
 
-# %% ../nbs/40_experiments.ipynb #b23aa718
+# %% ../nbs/40_experiments.ipynb #dfc7907e
 def _noise(file, *shape, top=255, seed=0):
     "Write noise of `shape` as a picture to `file`"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -268,7 +281,7 @@ def _toy_nyudv2(d):
     for i in [o for part in _named('hierproto.data.nyudv2:official_split')() for o in part[:16]]:
         for name,shape,top in (('rgb/{}.jpg',(48,64,3),255), ('depth/{}.png',(48,64),255), ('label40/{}.png',(48,64),40)): _noise(d/name.format(f'{i:04d}'), *shape, top=top, seed=i)
 
-# %% ../nbs/40_experiments.ipynb #a887f99e
+# %% ../nbs/40_experiments.ipynb #32748af3
 def _toy_s2agri(d):
     "Parcels of six crops in three groups, at 24 dates"
     for o in ('DATA','META'): (d/o).mkdir(parents=True)
@@ -285,7 +298,7 @@ def _toy_inat19(d):
         for o in images: _noise(d/o['file_name'], 40, 48, 3, seed=o['id'])
         (d/f'{part}.json').write_text(json.dumps(dict(images=images, annotations=[dict(id=i, image_id=i, category_id=i%12) for i in ids], categories=[])))
 
-# %% ../nbs/40_experiments.ipynb #765a6950
+# %% ../nbs/40_experiments.ipynb #d07a32dc
 _TOYS = dict(mnist=_toy_mnist, cifar100=_toy_cifar100, nyudv2=_toy_nyudv2, s2agri=_toy_s2agri, inat19=_toy_inat19)
 
 def toy_data(
@@ -301,7 +314,7 @@ def toy_data(
     except OSError: shutil.rmtree(part) # another process was faster
     return path
 
-# %% ../nbs/40_experiments.ipynb #f414eb7f
+# %% ../nbs/40_experiments.ipynb #a1bbe69d
 def _source(r, f, **kwargs):
     "Loaders and hierarchy from the real data, or in tier smoke from a toy"
     here = dict(mnist='mnist_here', cifar100='cifar100_here').get(r['data'])
@@ -312,21 +325,32 @@ def _source(r, f, **kwargs):
         if not smoke: raise
     return f(source=toy_data(r['data']), **kwargs)
 
-# %% ../nbs/40_experiments.ipynb #8909983f
+# %% ../nbs/40_experiments.ipynb #512feed2
 def run_data(
     r # a resolved recipe
 ):
     "`dls, hierarchy` of the run `r`; a third loader of `dls` is the test set, if the data have one besides the validation set"
     f = _named(_DATA[r['data']])
     own = 'fraction' in inspect.signature(f).parameters
-    dls,h = _source(r, f, **_accepts(f, **{k: r[k] for k in ('bs','fold','size','min_samples','num_workers') if k in r}), **(dict(fraction=r['fraction'], seed=r['seed']) if own else {}))
+    args = _accepts(f, **{k: r[k] for k in ('bs','fold','size','min_samples','num_workers','holdout') if k in r})
+    if r.get('holdout') and 'holdout' not in args: raise ValueError(f"{r['data']} holds nothing out: leave `holdout` away")
+    dls,h = _source(r, f, **args, **(dict(fraction=r['fraction'], seed=r['seed']) if own else {}))
     if r['hierarchy']!=TREES[r['data']]: h = tree_for(read_hierarchy(r['hierarchy']), list(dls.vocab))
     n = round((1 if own else r['fraction'])*len(dls.train_ds))
     take_part(dls.train, min(n, r.get('n_train', n)), r['seed'])
     for dl in dls.loaders[1:]: take_part(dl, r.get('n_test', len(dl.dataset)))
     return dls,h
 
-# %% ../nbs/40_experiments.ipynb #a494dab5
+# %% ../nbs/40_experiments.ipynb #c68410d6
+def rates(
+    r # a resolved recipe
+):
+    "First learning rate and weight decay of each group of parameters"
+    lrs,wds = [r['lr']],[r['wd']]
+    if 'proto_lr' in r or 'proto_wd' in r: lrs.append(r['lr']*r.get('proto_lr', 1.)); wds.append(ifnone(r.get('proto_wd'), r['wd']))
+    return lrs,wds
+
+# %% ../nbs/40_experiments.ipynb #8bd0a94d
 def optimiser(
     r # a resolved recipe
 ):
@@ -335,12 +359,14 @@ def optimiser(
     return partial(OptimWrapper, opt=torch.optim.Adam, lr=r['lr'], betas=tuple(r['betas']), weight_decay=r['wd'])
 
 class Rate(Callback):
-    "Set the learning rate of each epoch as the recipe `r` says"
+    "Set learning rates and weight decays of each epoch as the recipe `r` says"
     run_valid = False
-    def __init__(self, r): self.f = partial(SCHEDULES[r['schedule']], **_accepts(SCHEDULES[r['schedule']], **r)); self.lr = r['lr']
-    def before_train(self): self.opt.set_hyper('lr', self.lr*self.f(self.epoch, self.n_epoch))
+    def __init__(self, r): self.f = partial(SCHEDULES[r['schedule']], **_accepts(SCHEDULES[r['schedule']], **r)); self.lrs,self.wds = rates(r)
+    def before_train(self):
+        f = self.f(self.epoch, self.n_epoch)
+        self.opt.set_hypers(lr=[o*f for o in self.lrs], wd=self.wds)
 
-# %% ../nbs/40_experiments.ipynb #6bd6f017
+# %% ../nbs/40_experiments.ipynb #f7445837
 _IGNORE = dict(nyudv2=255)
 
 def run_learner(
@@ -354,12 +380,13 @@ def run_learner(
     make = _named(f"hierproto.backbones.{_ARCHS[r['arch']]}")
     ignore = _IGNORE.get(r['data'])
     kw = dict(m=r['m'], project=r.get('project', True), pool=r['data']!='nyudv2', pretrained=False, **({} if r['lam'] is None else dict(lam=r['lam'])),
-              **({} if ignore is None else dict(ignore_index=ignore)), **(dict(gamma=r['gamma']) if r['loss']=='focal' else {}))
+              **({} if ignore is None else dict(ignore_index=ignore)), **(dict(gamma=r['gamma']) if r['loss']=='focal' else {}),
+              **(dict(splitter=split_protos) if len(rates(r)[0])>1 else {}))
     body = make(**_accepts(make, m=r['m'], pretrained=r['pretrained']))
     return hier_learner(dls, body, h, method=r['method'], opt_func=optimiser(r), lr=r['lr'],
                         metrics=hier_metrics(h, ['error_rate','average_cost'], ignore_index=ignore), cbs=[Rate(r), *L(cbs)], **{**kw, **r['args']})
 
-# %% ../nbs/40_experiments.ipynb #5e9cabb2
+# %% ../nbs/40_experiments.ipynb #c9815fea
 def _rngs(dls): return [getattr(o, 'dl', o) if type(o).__name__=='DistributedDL' else o for o in dls.loaders]
 
 def rng_state(dls):
@@ -375,7 +402,7 @@ def set_rng_state(s, dls):
     if s['cuda']: torch.cuda.set_rng_state_all(s['cuda'])
     for o,state in zip(_rngs(dls), s['dls'], strict=True): o.rng = random.Random(); o.rng.setstate(state)
 
-# %% ../nbs/40_experiments.ipynb #d5b3de81
+# %% ../nbs/40_experiments.ipynb #44fad5c3
 def write_whole(
     path, # of the file
     write # a function of the open binary file
@@ -386,10 +413,10 @@ def write_whole(
     with open(part, 'wb') as f: write(f); f.flush(); os.fsync(f)
     os.replace(part, path)
 
-# %% ../nbs/40_experiments.ipynb #ec5293e0
+# %% ../nbs/40_experiments.ipynb #d695b585
 REPORT = dict(last=lambda e, n: e==n-1, best_of_last_5=lambda e, n: e>=n-5, best_valid=lambda e, n: True)
 
-# %% ../nbs/40_experiments.ipynb #124ef903
+# %% ../nbs/40_experiments.ipynb #e13a2ed3
 class Checkpoint(Callback):
     "Write a checkpoint to `path` after each epoch, and go on from there"
     order = 60 # after the Recorder
@@ -405,7 +432,7 @@ class Checkpoint(Callback):
         if self.epoch<self.state['epoch']: return
         self.note(); self.keep_best(); self.save()
 
-# %% ../nbs/40_experiments.ipynb #c2d1bef3
+# %% ../nbs/40_experiments.ipynb #0b470900
 @patch
 def note(self:Checkpoint):
     "Add the epoch to the history"
@@ -420,7 +447,7 @@ def keep_best(self:Checkpoint):
     if self.counts(self.epoch, self.n_epoch) and (best is None or er<best['er']):
         self.state['best'] = dict(epoch=self.epoch, er=er, model={k: v.cpu().clone() for k,v in self.bare.state_dict().items()})
 
-# %% ../nbs/40_experiments.ipynb #b67d8033
+# %% ../nbs/40_experiments.ipynb #896c0bd3
 def _gather(o):
     if num_distrib()<2: return [o]
     res = [None]*num_distrib()
@@ -444,7 +471,7 @@ def save(self:Checkpoint):
     full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), rng=rng, scaler=scaler and scaler.state_dict())
     write_whole(self.path, lambda f: torch.save(full, f))
 
-# %% ../nbs/40_experiments.ipynb #f40fda56
+# %% ../nbs/40_experiments.ipynb #64e85cdc
 @patch
 def load(self:Checkpoint):
     "Put model and optimiser into the state at `path`, if there is one; returns the epoch to begin with"
@@ -463,7 +490,7 @@ def before_train(self:Checkpoint):
     self.recorder.smooth_loss.count,self.recorder.smooth_loss.val = self.later['smooth'][0],tensor(self.later['smooth'][1])
     if self.later['scaler']: self.learn.mixed_precision.scaler.load_state_dict(self.later['scaler'])
 
-# %% ../nbs/40_experiments.ipynb #55b35ed8
+# %% ../nbs/40_experiments.ipynb #e4f46644
 def results_file(r, out='results'): "The results file of the recipe `r` in the folder `out`"; return Path(out)/f"{r['data']}_{r['tier']}.csv"
 def run_file(r, out, suffix): "The file of the run `r` in `out` that ends in `suffix`"; return results_file(r, out).with_suffix('')/f"{r['run_id']}.{suffix}"
 
@@ -474,7 +501,7 @@ def _guide_costs(learn, h):
         if protos.requires_grad:
             with warnings.catch_warnings(): warnings.simplefilter('ignore'); return costs_for(h, len(protos))
 
-# %% ../nbs/40_experiments.ipynb #eb2bfe25
+# %% ../nbs/40_experiments.ipynb #8c13d62f
 def fit_run(
     r,           # a resolved recipe
     learn,       # its `Learner`
@@ -491,7 +518,7 @@ def fit_run(
     learn.remove_cb(ckpt)
     return ckpt
 
-# %% ../nbs/40_experiments.ipynb #7f1c30c6
+# %% ../nbs/40_experiments.ipynb #34bd89c7
 class KeepPreds(Callback):
     "Keep predicted and true labels of a validation as `pred` and `targ`"
     run_train = False
@@ -504,7 +531,7 @@ class KeepPreds(Callback):
     @property
     def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
 
-# %% ../nbs/40_experiments.ipynb #7a17ebd2
+# %% ../nbs/40_experiments.ipynb #d0fb508c
 _NAMES = dict(error_rate='er', average_cost='ahc')
 
 def measure_run(
@@ -522,7 +549,7 @@ def measure_run(
     levels = [res.pop(k) for k in list(res) if k.startswith('level_')]
     return dict(res, loss=values[0], levels=json.dumps(levels), n_test=len(dl.dataset)), keep.labels
 
-# %% ../nbs/40_experiments.ipynb #6c03f21f
+# %% ../nbs/40_experiments.ipynb #b03d1d01
 COLUMNS = ('run_id data tier method seed fold fraction hierarchy overrides epochs er ahc mistake_severity hier_dist_at_5 mean_iou calibration_error hier_precision hier_recall '
            'hier_f1 levels loss distortion scale best_epoch n_train n_test params seconds commit versions device').split()
 
@@ -532,7 +559,7 @@ def _distortion(model, h):
     "Scale-free distortion of the class prototypes of `model`, if it has some"
     with contextlib.suppress(ValueError): return float(scale_free_distortion(find_protos(model).protos.detach()[:len(h)].float().cpu(), h))
 
-# %% ../nbs/40_experiments.ipynb #f5da0cb0
+# %% ../nbs/40_experiments.ipynb #6652590f
 def make_row(r, learn, h, state, res):
     "The row of the run `r` from its `learn`, hierarchy `h`, the `state` of its checkpoint and its metrics `res`"
     return {**{k: r[k] for k in COLUMNS[:8] if k in r}, **res, 'hierarchy': Path(r['hierarchy']).name, 'overrides': json.dumps(overridden(r)), 'epochs': r['epochs'],
@@ -545,7 +572,7 @@ def write_files(r, out, state, labels=None):
     write_whole(run_file(r, out, 'csv'), lambda f: pd.DataFrame(state['history']).to_csv(f, index=False))
     if labels: write_whole(run_file(r, out, 'npz'), lambda f: np.savez_compressed(f, **labels))
 
-# %% ../nbs/40_experiments.ipynb #35132ee6
+# %% ../nbs/40_experiments.ipynb #a5cf3875
 def train_run(
     r,             # a resolved recipe
     out='results', # folder of the results
@@ -568,7 +595,7 @@ def train_run(
     add_row(path, make_row(r, learn, h, done.state, res), COLUMNS)
     return tidy(r, out)
 
-# %% ../nbs/40_experiments.ipynb #e8e1aa83
+# %% ../nbs/40_experiments.ipynb #50caf461
 def tidy(r, out):
     "Remove what the finished run `r` left in `out` besides its results; returns its row"
     for f in run_file(r, out, 'x').parent.glob(f"{r['run_id']}.*"):
@@ -584,7 +611,7 @@ def spread(learn):
     if cpu: cpu_distrib()
     with learn.distrib_ctx(sync_bn=not cpu, cpu=cpu): yield
 
-# %% ../nbs/40_experiments.ipynb #64a3acbd
+# %% ../nbs/40_experiments.ipynb #dd28439a
 def _born(pid):
     "Birth of the process `pid` in ticks of the kernel; None if there is no such process, '' if the system does not tell"
     if not Path('/proc/self/stat').exists(): return ''
@@ -597,7 +624,7 @@ def _here():
     ns = '/proc/self/ns/pid'
     return f"{platform.node()} {os.readlink(ns) if os.path.exists(ns) else ''}"
 
-# %% ../nbs/40_experiments.ipynb #04fde04c
+# %% ../nbs/40_experiments.ipynb #301197fe
 class Claim:
     "A claim to the run `r` in the folder `out`"
     def __init__(self,
@@ -614,7 +641,7 @@ class Claim:
         if who['here']==self.me['here']: return who['born']==_born(who['pid'])
         return now-touched < self.stale
 
-# %% ../nbs/40_experiments.ipynb #ebfecdd6
+# %% ../nbs/40_experiments.ipynb #112d5f8f
 @patch
 def take(self:Claim):
     "Take the claim unless someone holds it; was it taken?"
@@ -637,7 +664,7 @@ def release(self:Claim):
     "Give the claim back"
     self.over.set(); self.path.unlink(missing_ok=True)
 
-# %% ../nbs/40_experiments.ipynb #924a10eb
+# %% ../nbs/40_experiments.ipynb #719a90df
 def run_claimed(
     r,             # a resolved recipe
     out='results', # folder of the results
@@ -653,7 +680,7 @@ def run_claimed(
         return 'failed'
     finally: claim.release()
 
-# %% ../nbs/40_experiments.ipynb #e499bfc1
+# %% ../nbs/40_experiments.ipynb #2320f251
 def run_sweep(
     recipes,       # what to run
     out='results', # folder of the results
@@ -675,7 +702,7 @@ def run_sweep(
 
 def describe(r): "One line about the recipe `r`"; return ' '.join(f'{k}={v}' for k,v in dict(run_id=r['run_id'], **{k: r[k] for k in ('data','method','tier','seed','fold','fraction')}, **overridden(r)).items())
 
-# %% ../nbs/40_experiments.ipynb #0f037f32
+# %% ../nbs/40_experiments.ipynb #95ba6064
 def ray_sweep(
     recipes,       # what to run
     out='results', # a folder that all workers see
@@ -690,7 +717,7 @@ def ray_sweep(
     todo = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(run_sweep)
     return sum(ray.get([todo.remote([r], str(Path(out).resolve()), **kwargs) for r in recipes]), [])
 
-# %% ../nbs/40_experiments.ipynb #ee804f5f
+# %% ../nbs/40_experiments.ipynb #6e87fc8a
 def command(
     f,        # a function with docments
     argv=None # of the program unless given
@@ -700,7 +727,7 @@ def command(
     args = vars(anno_parser(f, prog=f'hierproto_{f.__name__}').parse_args(argv))
     return f(**{k: v for k,v in args.items() if k not in ('pdb','xtra')})
 
-# %% ../nbs/40_experiments.ipynb #db69a82c
+# %% ../nbs/40_experiments.ipynb #83ac01aa
 def log_callbacks(
     log,  # '', 'tensorboard' or 'wandb'
     r,    # a resolved recipe
@@ -716,11 +743,11 @@ def log_callbacks(
     wandb.init(project='hierproto', name=r['run_id'], config=r, reinit=True)
     return [WandbCallback(log_preds=False, log_model=False)]
 
-# %% ../nbs/40_experiments.ipynb #2d65eb0c
+# %% ../nbs/40_experiments.ipynb #01a2a772
 def train(
     data:str='digits',        # digits, mnist, cifar100, nyudv2, s2agri or inat19
     method:str='gp_disto',    # a method of table 2, such as cross_entropy, hxe or gp_disto; arguments after a colon, as in gp_disto:lam=2
-    tier:str='cpu',           # paper (as published), cpu (hours on two cores) or smoke (seconds)
+    tier:str='cpu',           # paper (as published), cpu (hours on two cores), study (to choose settings of cifar100) or smoke (seconds)
     seed:int=0,               # of everything random
     fold:int=0,               # of cross-validation
     fraction:float=1.,        # part of the training set; below 1 without pretraining and with lambda 20, as published
@@ -744,7 +771,7 @@ def train(
     if num_distrib()>1: torch.distributed.destroy_process_group()
     if res=='failed': sys.exit(run_file(r, out, 'log').read_text())
 
-# %% ../nbs/40_experiments.ipynb #3511871a
+# %% ../nbs/40_experiments.ipynb #42ad0b26
 def _prepare(threads):
     keep_memory()
     if threads: torch.set_num_threads(threads)
@@ -756,11 +783,11 @@ def show_recipe(r, out='results'):
     rows = [f'{k:<10} {str(v):<24} {places.get(k, "")}'.rstrip() for k,v in r.items()]
     return '\n'.join([*rows, f"{'is' if r['run_id'] in finished(results_file(r, out)) else 'would be'} in {results_file(r, out)}"])
 
-# %% ../nbs/40_experiments.ipynb #a9553f7c
+# %% ../nbs/40_experiments.ipynb #e6ec07fa
 def sweep(
     data:str='all',          # names with commas between, or all
     methods:str='all',       # methods with commas between, or all (table 2), ablation (table 3), robustness (table 4), little (section 4.5)
-    tier:str='cpu',          # paper (as published), cpu (hours on two cores) or smoke (seconds)
+    tier:str='cpu',          # paper (as published), cpu (hours on two cores), study (to choose settings of cifar100) or smoke (seconds)
     seeds:int=0,             # how many runs (folds, for s2agri) of each; 0 for as many as published
     fraction:str='1',        # parts of the training set, with commas between
     hierarchy:str='',        # name, or file (.csv, .json), of the tree
@@ -775,13 +802,13 @@ def sweep(
 ):
     "Do all runs of a table that are not finished"
     kw = dict(tier=tier, hierarchy=hierarchy or None, **settings(set))
-    rs = [r for d in (RECIPES if data=='all' else data.split(',')) for r in sweep_recipes(d, methods, seeds, [float(o) for o in fraction.split(',')], **kw)]
+    rs = [r for d in (TIERS.get(tier) or RECIPES if data=='all' else data.split(',')) for r in sweep_recipes(d, methods, seeds, [float(o) for o in fraction.split(',')], **kw)]
     if dry_run: return show_sweep(rs, out)
     _prepare(threads)
     failed = ray_sweep(rs, out, workers or None, torch.cuda.is_available()*1, preds=preds) if ray else run_sweep(rs, out, say=partial(print, flush=True), preds=preds, bar=bar)
     if failed: sys.exit('\n'.join([f'{len(failed)} of {len(rs)} runs failed:', *(f"{describe(r)}\n  {_last_line(run_file(r, out, 'log'))}" for r in failed)]))
 
-# %% ../nbs/40_experiments.ipynb #5ba928c3
+# %% ../nbs/40_experiments.ipynb #cfd2b20f
 def _last_line(path): return Path(path).read_text().strip().splitlines()[-1]
 
 def show_sweep(
@@ -793,6 +820,6 @@ def show_sweep(
     for r in rs: print(f"{'finished' if r['run_id'] in done[results_file(r, out)] else 'to do':<9} {describe(r)}")
     print(f"{len(rs)} runs, {sum(r['run_id'] not in done[results_file(r, out)] for r in rs)} to do")
 
-# %% ../nbs/40_experiments.ipynb #69879782
+# %% ../nbs/40_experiments.ipynb #0043880b
 def train_cli(): "The program hierproto_train"; command(train)
 def sweep_cli(): "The program hierproto_sweep"; command(sweep)

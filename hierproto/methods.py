@@ -6,7 +6,7 @@
 __all__ = ['METHODS', 'Method', 'make_cross_entropy', 'make_hxe', 'make_soft_labels', 'make_emd', 'make_yolo', 'make_deep_ncm',
            'make_hyperspherical', 'make_frame', 'make_protos', 'method_table', 'get_method', 'hier_learner']
 
-# %% ../nbs/19_methods.ipynb #bcb99fc9
+# %% ../nbs/19_methods.ipynb #3dd7427c
 import inspect
 import pandas as pd, torch
 from functools import partial
@@ -32,7 +32,7 @@ from .baselines.hyperspherical import *
 from .baselines.deep_ncm import *
 from .baselines.frame import *
 
-# %% ../nbs/19_methods.ipynb #3d9f5ba6
+# %% ../nbs/19_methods.ipynb #b660c695
 class Method:
     "A row of the paper's tables: `make(h, m, **params)` gives head, loss and callbacks for the classes of `h`"
     def __init__(self,
@@ -45,7 +45,7 @@ class Method:
     ): store_attr('make,formula,source,tree,rule,params')
     def but(self, **kwargs): "The same method with other facts or parameters"; return Method(**{**{k:getattr(self, k) for k in ('make','formula','source','tree','rule')}, **self.params, **kwargs})
 
-# %% ../nbs/19_methods.ipynb #65b5a9a1
+# %% ../nbs/19_methods.ipynb #323509e1
 @patch(as_prop=True)
 def defaults(self:Method):
     "Parameters and their values"
@@ -60,7 +60,7 @@ def __call__(self:Method, h, m, **overrides):
     if self.tree: as_tree(h, f'The method {self.source.split(":")[0]}')
     return self.make(h, m, **{**self.params, **overrides})
 
-# %% ../nbs/19_methods.ipynb #9fce59a4
+# %% ../nbs/19_methods.ipynb #53987b09
 def _data_loss(gamma=0., **kwargs): return FocalDataLoss(gamma, **kwargs) if gamma else DataLoss(**kwargs)
 def _linear(h, m, loss): return LinearHead(m, len(h)), loss, []
 
@@ -73,7 +73,7 @@ def make_soft_labels(h, m, beta=10., gamma=0., weight=None, ignore_index=-100):
 def make_emd(h, m, reg=.5, mu=3., gamma=0., weight=None, ignore_index=-100):
     return _linear(h, m, EMDLoss(h, reg, mu, gamma=gamma, weight=weight, ignore_index=ignore_index))
 
-# %% ../nbs/19_methods.ipynb #0a3ce4d9
+# %% ../nbs/19_methods.ipynb #7e61c554
 def make_yolo(h, m, gamma=0., weight=None, ignore_index=-100):
     return YOLOHead(m, h), LogProbLoss(gamma=gamma, weight=weight, ignore_index=ignore_index), []
 def make_deep_ncm(h, m, distance='squared', gamma=0., weight=None, ignore_index=-100):
@@ -84,7 +84,7 @@ def make_hyperspherical(h, m, learn=False, lam=1., sep=1., gamma=0., weight=None
 def make_frame(h, m, decay=None, gamma=0., weight=None, ignore_index=-100):
     return FrameHead(h, m, **({} if decay is None else dict(gamma=decay))), _data_loss(gamma, weight=weight, ignore_index=ignore_index), []
 
-# %% ../nbs/19_methods.ipynb #06e68d80
+# %% ../nbs/19_methods.ipynb #ac6221e3
 def make_protos(h, m, guide=None, lam=1., scale=None, hidden=None, distance='euclidean', init='normal', fixed=False, gamma=0., weight=None, ignore_index=-100):
     "Prototype head, data loss, and the guide if there is one"
     hidden = guide is not None and isinstance(h, Hierarchy) if hidden is None else hidden
@@ -93,7 +93,7 @@ def make_protos(h, m, guide=None, lam=1., scale=None, hidden=None, distance='euc
     cbs = [] if guide is None else [MetricGuide(h, guide, lam, align=False, **({} if scale is None else dict(scale=scale)))]
     return PrototypeHead(m, n, len(h), distance, init, learn=not fixed), _data_loss(gamma, weight=weight, ignore_index=ignore_index), cbs
 
-# %% ../nbs/19_methods.ipynb #2a7bdf6a
+# %% ../nbs/19_methods.ipynb #7996342f
 _proto = r'$x_k = -d(z, \pi_k)$, $\mathcal{L}_\text{data}$'
 METHODS = dict(
     cross_entropy = Method(make_cross_entropy, r'$-\log p_y$', 'the baseline'),
@@ -108,7 +108,7 @@ METHODS = dict(
     gp_rank = Method(make_protos, _proto + r' $+ \lambda \mathcal{L}_\text{rank}$', 'the paper', guide='rank'),
     gp_disto = Method(make_protos, _proto + r' $+ \lambda \mathcal{L}_\text{disto}$', 'the paper', guide='disto'))
 
-# %% ../nbs/19_methods.ipynb #81576b24
+# %% ../nbs/19_methods.ipynb #83930241
 _gp = METHODS['gp_disto']
 METHODS.update(
     gp_disto_fixed_scale = _gp.but(scale=1.),
@@ -120,7 +120,7 @@ METHODS.update(
     cross_entropy_crm = METHODS['cross_entropy'].but(rule=CRM, source='Karthik et al. 2021'),
     gp_disto_crm = _gp.but(rule=CRM, source='Karthik et al. 2021'))
 
-# %% ../nbs/19_methods.ipynb #04110ffb
+# %% ../nbs/19_methods.ipynb #0e37d36a
 def method_table():
     "All of `METHODS` with formula, parameters and source, as Markdown"
     common = {'gamma','weight','ignore_index'}
@@ -128,7 +128,7 @@ def method_table():
     rows = [f"| `{k}` | {m.formula} | {shown(m)} | {'tree' if m.tree else 'any'} | {m.source} |" for k,m in METHODS.items()]
     return '\n'.join(['| method | loss | parameters | costs | source |', '|---|---|---|---|---|', *rows])
 
-# %% ../nbs/19_methods.ipynb #0b33c1f4
+# %% ../nbs/19_methods.ipynb #0553eb6f
 def get_method(
     method # name in `METHODS`, or a `Method`
 ):
@@ -143,7 +143,7 @@ def _sort(overrides, *owners):
     for k,v in overrides.items(): parts[next((i for i,o in enumerate(owners) if k in o), -1)][k] = v
     return parts
 
-# %% ../nbs/19_methods.ipynb #91695653
+# %% ../nbs/19_methods.ipynb #c4999d31
 _of_body = set('n_in cut nf pool norm project'.split())
 _of_learner = set(inspect.signature(Learner.__init__).parameters)
 
@@ -153,7 +153,9 @@ def hier_learner(
     h, # a `Hierarchy`, `CostMatrix` or matrix of costs; put into the order of `dls.vocab`
     method='gp_disto', # name in `METHODS`, or a `Method`
     m=64, # dimension of the embedding
-    pretrained=True, # published weights (True), none (False), or a file of an `embedder`; a module of yours is taken as it is
+    pretrained=True, # published weights, where `arch` has any (True), none (False), or a file of an `embedder`
+    proto_lr=1., # factor to the learning rate of prototypes
+    proto_wd=None, # weight decay of prototypes; None for that of the weights
     cbs=None, # further callbacks
     **overrides # parameters of the method, of `embedder` and of `Learner`
 ):
@@ -161,10 +163,11 @@ def hier_learner(
     meth,h,arch,x = get_method(method),align_costs(h, dls),arch_func(arch),_example(dls)
     mine,body,rest,unknown = _sort(overrides, set(meth.defaults), _of_body, _of_learner)
     head,loss,own = meth(h, m, **mine, **unknown)
-    if isinstance(arch, nn.Module) and pretrained is True: pretrained = False
+    if proto_lr!=1 or proto_wd is not None: own = [*own, ProtoRates(proto_lr, proto_wd)]
+    if pretrained is True and not has_weights(arch): pretrained = False
     model = nn.Sequential(embedder(arch, m, **{'n_in': x[0].shape[1], 'x': x, **body}, pretrained=pretrained), head)
     if pretrained is True: add_norm(dls, _stats(arch, model[0][0]))
-    learn = Learner(dls, model, cbs=own+L(cbs), **{**dict(loss_func=loss, metrics=hier_metrics(h, ignore_index=getattr(loss, 'ignore_index', None)), splitter=_split(arch)), **rest})
+    learn = Learner(dls, model, cbs=[*own, *L(cbs)], **{**dict(loss_func=loss, metrics=hier_metrics(h, ignore_index=getattr(loss, 'ignore_index', None)), splitter=_split(arch)), **rest})
     learn.hierarchy,learn.rule = h,argmax_rule if meth.rule is None else meth.rule(h)
     if pretrained: learn.freeze()
     return learn

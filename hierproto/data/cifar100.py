@@ -6,7 +6,7 @@
 __all__ = ['cifar100_stats', 'read_classes', 'cifar100_folder', 'cifar100_here', 'cifar100_tensors', 'pad_crop', 'PadCropFlip',
            'image_tfms', 'cifar100']
 
-# %% ../../nbs/23_data.cifar100.ipynb #447e06ca
+# %% ../../nbs/23_data.cifar100.ipynb #2d3bf726
 import numpy as np, torch, torch.nn.functional as F
 from PIL import Image
 from fastcore.all import *
@@ -16,7 +16,7 @@ from fastai.vision.core import *
 from ..hierarchy import *
 from .core import *
 
-# %% ../../nbs/23_data.cifar100.ipynb #09e1139c
+# %% ../../nbs/23_data.cifar100.ipynb #03466613
 def read_classes(
     path # holds `<superclass>/<class>/<n>.png`
 ):
@@ -28,7 +28,7 @@ def read_classes(
 
 def _read_image(f): return torch.from_numpy(np.array(Image.open(f).convert('RGB'))).permute(2, 0, 1)
 
-# %% ../../nbs/23_data.cifar100.ipynb #5db55f1c
+# %% ../../nbs/23_data.cifar100.ipynb #41b1a2ef
 def cifar100_folder(
     source=None # folder of the unpacked data set
 ):
@@ -39,10 +39,10 @@ def cifar100_folder(
         if source: raise
         return untar_data(URLs.CIFAR_100)
 
-# %% ../../nbs/23_data.cifar100.ipynb #6c8a8b91
+# %% ../../nbs/23_data.cifar100.ipynb #5b0bd06c
 def cifar100_here(): "Is CIFAR-100 on this machine already?"; return any(first((r/'cifar100').glob('train/*/*/*.png')) for r in data_roots())
 
-# %% ../../nbs/23_data.cifar100.ipynb #c8258f16
+# %% ../../nbs/23_data.cifar100.ipynb #87b63340
 def cifar100_tensors(
     source=None # folder of the unpacked data set; searched for, or downloaded, unless given
 ):
@@ -55,7 +55,7 @@ def cifar100_tensors(
     o = cached(cache_path('cifar100', 'v1', str(path)), read)
     return o['train'], o['test'], o['vocab']
 
-# %% ../../nbs/23_data.cifar100.ipynb #1072abf4
+# %% ../../nbs/23_data.cifar100.ipynb #069742f9
 def pad_crop(
     x,   # images (B, C, H, W)
     i,   # row at which the cut begins, 0 to 2*pad (B,)
@@ -67,7 +67,7 @@ def pad_crop(
     cuts = F.pad(x, [pad]*4).unfold(2, h, 1).unfold(3, w, 1)
     return cuts[torch.arange(len(x), device=x.device), :, i, j]
 
-# %% ../../nbs/23_data.cifar100.ipynb #736e0664
+# %% ../../nbs/23_data.cifar100.ipynb #50c79bbc
 class PadCropFlip(RandTransform):
     "Cut each image of a training batch out of itself with `pad` pixels of black around it, and mirror one in two"
     order = 5 # on bytes, before conversion to floats
@@ -80,7 +80,7 @@ class PadCropFlip(RandTransform):
         t = pad_crop(t, i, j, self.pad)
         return type(x)(t.where(torch.rand(len(t), 1, 1, 1, device=t.device) >= self.flip, t.flip(-1)))
 
-# %% ../../nbs/23_data.cifar100.ipynb #a61b2f42
+# %% ../../nbs/23_data.cifar100.ipynb #fbe6c608
 cifar100_stats = ([.5071,.4865,.4409], [.2673,.2564,.2762])
 
 def image_tfms(
@@ -90,13 +90,14 @@ def image_tfms(
     "Transforms of a batch of bytes: `tfms`, then numbers between 0 and 1, then normalised"
     return [*tfms, IntToFloatTensor(), Normalize.from_stats(*stats, cuda=False)]
 
-# %% ../../nbs/23_data.cifar100.ipynb #1ae07c43
+# %% ../../nbs/23_data.cifar100.ipynb #19a24aad
 @delegates(tensor_dls, but='train,valid,vocab,batch_tfms,ds_cls,test')
 def cifar100(
     bs=128,       # batch size
     augment=True, # crop and flip the training set?
     valid_pct=0., # share of the training set to validate on; the test set is then `dls[2]`
     fraction=1.,  # share of the training set to train on
+    holdout=0.,   # share of the training set that takes the place of the test set, the same for every seed
     seed=0,       # of `valid_pct` and `fraction`
     source=None,  # folder of the unpacked data set; searched for, or downloaded, unless given
     hierarchy='cifar100', # the paper's tree; or another, see `tree_for`
@@ -104,10 +105,10 @@ def cifar100(
 ):
     "CIFAR-100, 50,000 to train and 10,000 to test: `dls, hierarchy`"
     (x,y),test,vocab = cifar100_tensors(source)
-    held = torch.zeros(len(y), dtype=torch.bool)
-    if valid_pct: held[take_fraction(y, valid_pct, seed)] = True
-    train = (~held).nonzero()[:,0]
-    train = train[take_fraction(y[train], fraction, seed)]
-    rest = dict(valid=(x[held],y[held]), test=test) if valid_pct else dict(valid=test)
+    if holdout: (x,y),test = hold_out(x, y, holdout)
+    valid = test
+    if valid_pct: (x,y),valid = hold_out(x, y, valid_pct, seed)
+    train = take_fraction(y, fraction, seed)
+    rest = dict(valid=valid, test=test) if valid_pct else dict(valid=valid)
     tfms = image_tfms(cifar100_stats, *[PadCropFlip()]*augment)
     return tensor_dls((x[train],y[train]), vocab=vocab, bs=bs, batch_tfms=tfms, **rest, **kwargs), tree_for(hierarchy, vocab)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TensorDS', 'TensorDL', 'tensor_dls', 'rotate_zoom', 'RotateZoom', 'cached', 'data_roots', 'find_data', 'cache_path',
-           'take_fraction', 'random_parts', 'tree_for']
+           'take_fraction', 'hold_out', 'random_parts', 'tree_for']
 
-# %% ../../nbs/20_data.core.ipynb #b9c14128
+# %% ../../nbs/20_data.core.ipynb #9046bf71
 import contextlib, hashlib, math, os, pickle, torch, torch.nn.functional as F
 from pathlib import Path
 from fastcore.all import *
@@ -15,7 +15,7 @@ from fastai.vision.augment import RandTransform
 from fastai.vision.core import *
 from ..hierarchy import *
 
-# %% ../../nbs/20_data.core.ipynb #3ce77e1d
+# %% ../../nbs/20_data.core.ipynb #878bcb68
 def _image(x): "`x` as the fastai type that knows how to show it"; return (TensorImageBW if x.shape[-3]==1 else TensorImage)(x)
 
 class TensorDS:
@@ -32,19 +32,19 @@ class TensorDS:
     def __len__(self): return len(self.x)
     def __getitem__(self, i): return (_image(self.x[i]),) if self.y is None else (_image(self.x[i]), TensorCategory(self.y[i]))
 
-# %% ../../nbs/20_data.core.ipynb #2db4927d
+# %% ../../nbs/20_data.core.ipynb #354cca19
 @patch
 def decode(self:TensorDS, o, full=True):
     "The pair `o` with the name of its class"
     return o if len(o)<2 or self.vocab is None else (o[0], Category(self.vocab[int(o[1])]))
 
-# %% ../../nbs/20_data.core.ipynb #16f0d4bb
+# %% ../../nbs/20_data.core.ipynb #8fe602da
 @patch
 def new_empty(self:TensorDS):
     "The same data set without its items"
     return type(self)(self.x[:0].clone(), None if self.y is None else self.y[:0].clone(), self.vocab, self.split_idx)
 
-# %% ../../nbs/20_data.core.ipynb #f701af2f
+# %% ../../nbs/20_data.core.ipynb #5a04ae68
 def _pixels(o, like):
     "Picture `o` (file name, PIL image, array or tensor) as a tensor (C, H, W) of the channels of `like`"
     if isinstance(o, (str,Path)): o = Image.open(o)
@@ -52,7 +52,7 @@ def _pixels(o, like):
     o = torch.as_tensor(o)
     return o[None] if o.ndim==2 else o
 
-# %% ../../nbs/20_data.core.ipynb #376e4d71
+# %% ../../nbs/20_data.core.ipynb #24155b5a
 @patch
 def new(self:TensorDS, items):
     "A data set without labels of the pictures `items`"
@@ -60,7 +60,7 @@ def new(self:TensorDS, items):
     if self.x.is_floating_point() and not x.is_floating_point(): x = x.float()/255
     return type(self)(x.to(self.x.dtype), None, self.vocab, 1)
 
-# %% ../../nbs/20_data.core.ipynb #0854dee5
+# %% ../../nbs/20_data.core.ipynb #6a475462
 class TensorDL(TfmdDL):
     "Batches of a `TensorDS` by index"
     def __init__(self, dataset, bs=64, num_workers=0, **kwargs):
@@ -77,7 +77,7 @@ class TensorDL(TfmdDL):
         if dataset is not None and not isinstance(dataset, TensorDS): dataset = self.dataset.new(dataset)
         return super().new(dataset, cls, **kwargs)
 
-# %% ../../nbs/20_data.core.ipynb #70ede29d
+# %% ../../nbs/20_data.core.ipynb #af77e2f4
 def tensor_dls(
     train,          # (x, y) to train on
     valid,          # (x, y) to validate on
@@ -97,7 +97,7 @@ def tensor_dls(
                         for i,(ds,b) in enumerate(zip(dss, [bs]+[val_bs or 2*bs]*2))], path=path)
     return dls.to(ifnone(device, default_device()))
 
-# %% ../../nbs/20_data.core.ipynb #0212d489
+# %% ../../nbs/20_data.core.ipynb #db501427
 def rotate_zoom(
     x,             # pictures (B, C, H, W)
     theta,         # angle of each, in radians (B,)
@@ -110,7 +110,7 @@ def rotate_zoom(
     M = torch.stack([c, -s*h/w, o, s*w/h, c, o], 1).view(-1,2,3)
     return F.grid_sample(x, F.affine_grid(M, x.shape, align_corners=False), mode=mode, align_corners=False)
 
-# %% ../../nbs/20_data.core.ipynb #2ff282fe
+# %% ../../nbs/20_data.core.ipynb #d592034e
 class RotateZoom(RandTransform):
     "Turn each picture of a batch within `max_deg` degrees and enlarge it by a factor between the two of `zoom`"
     def __init__(self,
@@ -127,7 +127,7 @@ class RotateZoom(RandTransform):
         theta = (2*u[0]-1)*math.radians(self.max_deg)
         return type(x)(rotate_zoom(t, theta, self.zoom[0]+u[1]*(self.zoom[1]-self.zoom[0]), self.mode))
 
-# %% ../../nbs/20_data.core.ipynb #fa4c86a1
+# %% ../../nbs/20_data.core.ipynb #9ea30204
 def cached(
     path, # where the value is kept
     f     # computes it, a function of no arguments
@@ -146,10 +146,10 @@ def cached(
         finally: tmp.unlink(missing_ok=True)
     return res
 
-# %% ../../nbs/20_data.core.ipynb #4a851d2f
+# %% ../../nbs/20_data.core.ipynb #e15a59f7
 def data_roots(): "Folders that hold data sets: `$HIERPROTO_DATA`, if set, and fastai's"; return [*[Path(o).expanduser() for o in [os.environ.get('HIERPROTO_DATA')] if o], fastai_cfg().path('data')]
 
-# %% ../../nbs/20_data.core.ipynb #f147f733
+# %% ../../nbs/20_data.core.ipynb #f5a704aa
 def find_data(
     names,       # names that the folder may have, the usual one first
     source=None, # the folder itself, if it is known
@@ -164,10 +164,10 @@ def find_data(
     raise FileNotFoundError(f"{names[0]} is not at {' or '.join(map(str, tried))} (no {has} there). {hint} Put it in one of these folders, "
                             "name its folder as `source`, or set the environment variable HIERPROTO_DATA to the folder that holds it")
 
-# %% ../../nbs/20_data.core.ipynb #59e3dd42
+# %% ../../nbs/20_data.core.ipynb #6806a360
 def cache_path(name, *key): "File for tensors of `name`, one for each `key`"; return fastai_cfg().path('data')/'hierproto'/f"{name}_{hashlib.sha1(repr(key).encode()).hexdigest()[:12]}.pt"
 
-# %% ../../nbs/20_data.core.ipynb #01285977
+# %% ../../nbs/20_data.core.ipynb #cd81543b
 def take_fraction(
     y,           # class of each item (N,)
     fraction=1., # share of each class to take
@@ -182,7 +182,19 @@ def take_fraction(
     rank = torch.arange(len(y)) - F.pad(y.bincount().cumsum(0), (1,0))[y[order]]
     return order[rank < (n*fraction).round().clamp(min=1)].sort().values
 
-# %% ../../nbs/20_data.core.ipynb #27fa4e46
+# %% ../../nbs/20_data.core.ipynb #8a78bfe9
+def hold_out(
+    x,     # items (N, ...)
+    y,     # class of each (N,)
+    share, # share of each class to hold out
+    seed=0 # of the random order
+):
+    "`x, y` without a `share` of each class, and `x, y` of that share"
+    held = torch.zeros(len(y), dtype=torch.bool)
+    held[take_fraction(y, share, seed)] = True
+    return (x[~held],y[~held]), (x[held],y[held])
+
+# %% ../../nbs/20_data.core.ipynb #9eecd6ca
 def random_parts(
     n,      # number of items
     shares, # share of each part; they add up to 1
@@ -194,7 +206,7 @@ def random_parts(
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     return [o.sort().values for o in order.tensor_split(cuts[:-1])]
 
-# %% ../../nbs/20_data.core.ipynb #a31ba491
+# %% ../../nbs/20_data.core.ipynb #b519dbb4
 def tree_for(
     tree, # a `Hierarchy` or `CostMatrix`, the name of one, or a .csv or .json file
     vocab # names of the classes
