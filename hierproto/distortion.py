@@ -7,37 +7,43 @@ __all__ = ['distances', 'euclidean', 'squared', 'pseudo_huber', 'cosine', 'get_d
            'optimal_scale', 'scale_free_distortion', 'smooth_scale', 'disto_loss', 'rank_loss', 'RunningScale',
            'sampled_disto_loss', 'embed_metric']
 
-# %% ../nbs/01_distortion.ipynb #c88c25b8
+# %% ../nbs/01_distortion.ipynb #d18136fd
 import functools, math
 import torch, torch.nn.functional as F
 from fastprogress.fastprogress import progress_bar
 from torch import nn
 from .hierarchy import *
 
-# %% ../nbs/01_distortion.ipynb #b940e290
+# %% ../nbs/01_distortion.ipynb #23154c73
+def _unit(x):
+    "Vectors of length one in the directions of `x`; zero for zero"
+    a = x.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_ones(())
+    x = x/a.where(a > 1e-30, 1)
+    return x/torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1)
+
 def _huber(q, delta=1.): q = q/delta**2; return delta*q/(1 + (1+q).sqrt())
 
 _paired = dict(
     euclidean    = lambda x, y: torch.linalg.vector_norm(x-y, dim=-1),
     squared      = lambda x, y: (x-y).square().sum(-1),
     pseudo_huber = lambda x, y: _huber((x-y).square().sum(-1)),
-    cosine       = lambda x, y: 1 - F.cosine_similarity(x, y, dim=-1))
+    cosine       = lambda x, y: 1 - (_unit(x)*_unit(y)).sum(-1))
 
-# %% ../nbs/01_distortion.ipynb #27218758
+# %% ../nbs/01_distortion.ipynb #30a1675b
 def _squares(x, y):
     "Squared distances by one matrix product, the origin in the middle of `y`"
     c = y.mean(0); x, y = x-c, y-c
     nx, ny = (torch.linalg.vector_norm(o, dim=1).square() for o in (x, y))
     return torch.addmm(ny, x, y.t(), alpha=-2).add_(nx[:,None]).clamp_min_(0)
 
-# %% ../nbs/01_distortion.ipynb #31721668
+# %% ../nbs/01_distortion.ipynb #92b6caac
 def _self_squares(x):
     "Squared distances among the rows of `x`"
     x = x - x[:1]; x = x - x.mean(0)
     G = x@x.t(); n = G.diagonal()
     return (n + n[:,None]).sub_(G, alpha=2).clamp_min_(0)
 
-# %% ../nbs/01_distortion.ipynb #f31df38e
+# %% ../nbs/01_distortion.ipynb #5d5f22c0
 def _pull(w, x, y): return (w.sum(1, keepdim=True)*x).addmm_(w, y, alpha=-1)
 
 class _Distances(torch.autograd.Function):
@@ -52,20 +58,23 @@ class _Distances(torch.autograd.Function):
     def backward(ctx, g):
         x, y, d = ctx.saved_tensors
         w = 2*g if d is None else g/F.threshold(d, 0, math.inf)
+        c = (x if y is None else y).detach().mean(0) # far from the origin the two terms of a pull are large and nearly equal
+        x, y = x-c, None if y is None else y-c
         return (_pull(w + w.t(), x, x), None, None) if y is None else (_pull(w, x, y), _pull(w.t(), y, x), None)
 
-# %% ../nbs/01_distortion.ipynb #eea9d3bd
+# %% ../nbs/01_distortion.ipynb #26f5d295
 def _full(f):
     "Let `f` of two tensors work in float32 or better, also inside autocast"
     @functools.wraps(f)
     def _f(x, y, *args, **kwargs):
+        if not (x.ndim == y.ndim == 2 and x.shape[1] == y.shape[1]): raise ValueError(f'vectors of the same length are needed, (N, m) and (K, m): these have the shapes {tuple(x.shape)} and {tuple(y.shape)}')
         dev, dt = x.device.type, torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
         x, y = x.to(dt), x.to(dt) if y is x else y.to(dt)
         if not (torch.amp.is_autocast_available(dev) and torch.is_autocast_enabled(dev)): return f(x, y, *args, **kwargs)
         with torch.autocast(dev, enabled=False): return f(x, y, *args, **kwargs)
     return _f
 
-# %% ../nbs/01_distortion.ipynb #9ed85657
+# %% ../nbs/01_distortion.ipynb #bfeecee5
 @_full
 def euclidean(x, y):
     "Euclidean distances between the rows of `x` and of `y`"
@@ -76,7 +85,7 @@ def squared(x, y):
     "Squared Euclidean distances between the rows of `x` and of `y`"
     return _Distances.apply(x, None if y is x else y, False)
 
-# %% ../nbs/01_distortion.ipynb #7e987f06
+# %% ../nbs/01_distortion.ipynb #037e36b3
 def pseudo_huber(x, y, delta=1.):
     "Distances between the rows of `x` and of `y`, quadratic well below `delta` and Euclidean well above"
     return _huber(squared(x, y), delta)
@@ -84,9 +93,9 @@ def pseudo_huber(x, y, delta=1.):
 @_full
 def cosine(x, y):
     "One minus the cosine of the angle between the rows of `x` and of `y`"
-    return (1 - F.normalize(x)@F.normalize(y).t()).clamp_min(0)
+    return (1 - _unit(x)@_unit(y).t()).clamp_min(0)
 
-# %% ../nbs/01_distortion.ipynb #db7a9990
+# %% ../nbs/01_distortion.ipynb #3b530234
 distances = dict(euclidean=euclidean, squared=squared, pseudo_huber=pseudo_huber, cosine=cosine)
 
 def get_distance(distance):
@@ -95,7 +104,7 @@ def get_distance(distance):
     if distance not in distances: raise ValueError(f'no distance is called {distance!r}: give one of {", ".join(distances)}, or a function')
     return distances[distance]
 
-# %% ../nbs/01_distortion.ipynb #812963cd
+# %% ../nbs/01_distortion.ipynb #90e2eebb
 def pairwise(
     x,                    # (N, m)
     y=None,               # (M, m), or `x` itself when left out
@@ -104,20 +113,20 @@ def pairwise(
     "Distances between all rows of `x` and all rows of `y`"
     return get_distance(distance)(x, x if y is None else y)
 
-# %% ../nbs/01_distortion.ipynb #e09ca0b1
+# %% ../nbs/01_distortion.ipynb #4d84a914
 def paired(x, y, distance='euclidean', block=64):
     "Distances between row `i` of `x` and row `i` of `y`"
     name = next((n for n, f in distances.items() if f is get_distance(distance)), None)
     if name: return _full(_paired[name])(x, y)
     return torch.cat([distance(a, b).diagonal() for a, b in zip(x.split(block), y.split(block))])
 
-# %% ../nbs/01_distortion.ipynb #80e595d5
+# %% ../nbs/01_distortion.ipynb #bf47b8b4
 def _off_diagonal(A): K = len(A); return A.flatten()[1:].view(K-1, K+1)[:,:-1]
 
-# %% ../nbs/01_distortion.ipynb #3a31d0a5
+# %% ../nbs/01_distortion.ipynb #1111cb9d
 def _costs(protos, D, check=True):
     if check or not isinstance(D, torch.Tensor): D = as_costs(D, hidden=isinstance(D, Hierarchy) and len(protos) == D.n_nodes)
-    if len(D) != len(protos): raise HierarchyError(f'{len(protos)} prototypes for {len(D)} classes: give one prototype a class, or one a node of a Hierarchy')
+    if D.shape != (len(protos), len(protos)): raise HierarchyError(f'{len(protos)} prototypes for {len(D)} classes: give one prototype a class, or one a node of a Hierarchy')
     return D.to(protos.device)
 
 def _ratios(protos, D, distance, check=True):
@@ -127,7 +136,7 @@ def _ratios(protos, D, distance, check=True):
 
 def _mean(a): return a.sum()/max(a.numel(), 1)
 
-# %% ../nbs/01_distortion.ipynb #4d1677c5
+# %% ../nbs/01_distortion.ipynb #da1ce57b
 def distortion(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix
@@ -136,7 +145,7 @@ def distortion(
     "Mean relative difference between the distances of `protos` and the costs `D` (eq. 4)"
     return _mean((_ratios(protos, D, distance) - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #3e9db870
+# %% ../nbs/01_distortion.ipynb #3dcbd428
 def _best_scale(a):
     "Minimiser of the sum of |s a - 1| (eq. 9); 1 where every `a` is zero"
     b = a.detach().flatten().cpu().double().sort().values
@@ -144,7 +153,7 @@ def _best_scale(a):
     s = 1/b[torch.searchsorted(c, c[-1]/2)] if len(b) and c[-1] > 0 else torch.tensor(1.)
     return s.to(a)
 
-# %% ../nbs/01_distortion.ipynb #746718d7
+# %% ../nbs/01_distortion.ipynb #eac593a3
 def optimal_scale(protos, D, distance='euclidean'):
     "The factor for the distances of `protos` that makes their distortion to `D` least (eq. 9)"
     return _best_scale(_ratios(protos, D, distance))
@@ -154,16 +163,18 @@ def scale_free_distortion(protos, D, distance='euclidean'):
     a = _ratios(protos, D, distance)
     return _mean((_best_scale(a)*a - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #51ff8068
+# %% ../nbs/01_distortion.ipynb #82ecce81
 def _smooth_scale(a):
-    a = a.detach(); t = a.square().sum()
-    return torch.where(t > 0, a.sum()/t.clamp_min(torch.finfo(a.dtype).tiny), torch.ones_like(t))
+    a = a.detach()
+    if not a.numel(): return a.new_ones(())
+    top = a.amax().clamp_min(torch.finfo(a.dtype).tiny); b = a/top # whose squares neither vanish nor overflow
+    return torch.where(b.amax() > 0, b.sum()/b.square().sum().clamp_min(1)/top, 1.)
 
 def smooth_scale(protos, D, distance='euclidean'):
     "The factor for the distances of `protos` that makes eq. 6 least (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))
 
-# %% ../nbs/01_distortion.ipynb #22c1a8b1
+# %% ../nbs/01_distortion.ipynb #1e0e073f
 def disto_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix; a tensor is not checked
@@ -175,14 +186,14 @@ def disto_loss(
     s = _smooth_scale(a) if scale is None else scale
     return _mean((s*a - 1).square())
 
-# %% ../nbs/01_distortion.ipynb #c6468b19
+# %% ../nbs/01_distortion.ipynb #e6fa6c7e
 def _distinct(K, n, k, device=None, generator=None):
     "`k` index vectors of length `n`, uniform over tuples of `k` different numbers below `K` (`k` at most 3)"
     steps = [torch.randint(K-i, (n,), device=device, generator=generator) for i in range(k)]
     if k == 3: steps[2] = steps[2] + (steps[2] >= steps[1])
     return [steps[0]] + [(steps[0] + 1 + s) % K for s in steps[1:]]
 
-# %% ../nbs/01_distortion.ipynb #fcb5ff97
+# %% ../nbs/01_distortion.ipynb #7b86be8e
 def _all_triplets(K, device=None):
     k, l, m = torch.cartesian_prod(*[torch.arange(K, device=device)]*3).t()
     ok = (k != l) & (l != m) & (k != m)
@@ -194,7 +205,7 @@ def _triplets(D, n, ties, generator=None):
     use = torch.ones_like(k, dtype=torch.bool) if ties == 'paper' else D[k,l] != D[k,m]
     return k, l, m, use if n is None else use & (use.cumsum(0) <= n)
 
-# %% ../nbs/01_distortion.ipynb #f7cc15d3
+# %% ../nbs/01_distortion.ipynb #c77bb362
 def rank_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix; a tensor is not checked
@@ -212,7 +223,7 @@ def rank_loss(
     else: x = paired(protos[k], protos[l], distance) - paired(protos[k], protos[m], distance)
     return (F.binary_cross_entropy_with_logits(x, (D[k,l] > D[k,m]).to(x.dtype), reduction='none')*use).sum()/use.sum().clamp_min(1)
 
-# %% ../nbs/01_distortion.ipynb #26c761a5
+# %% ../nbs/01_distortion.ipynb #28497f53
 class RunningScale(nn.Module):
     "The scale of eq. 13 from running means of the ratios and of their squares"
     def __init__(self,
@@ -228,7 +239,7 @@ class RunningScale(nn.Module):
         "Take the ratios `a` of this step into the means"
         self.means.lerp_(torch.stack([a.mean(), a.square().mean()]).to(self.means), 1-self.beta); self.seen += 1
 
-# %% ../nbs/01_distortion.ipynb #9d497e14
+# %% ../nbs/01_distortion.ipynb #9c8894fb
 def _pair_ratios(protos, D, n, distance, generator):
     "Distances over costs for `n` random pairs"
     K = len(protos)
@@ -238,7 +249,7 @@ def _pair_ratios(protos, D, n, distance, generator):
     d = paired(protos[i], protos[j], distance)
     return d/c.to(d)
 
-# %% ../nbs/01_distortion.ipynb #7e2c691b
+# %% ../nbs/01_distortion.ipynb #4722b879
 def sampled_disto_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # a Hierarchy (its matrix is never built) or a (K, K) matrix
@@ -255,7 +266,7 @@ def sampled_disto_loss(
     if running: scale.update(a.detach())
     return _mean((s*a - 1).square())
 
-# %% ../nbs/01_distortion.ipynb #43daceeb
+# %% ../nbs/01_distortion.ipynb #591b1e78
 def _classical(D, m):
     "Classical scaling of the costs `D` into `m` dimensions"
     S = ((D + D.t())/2).square()
@@ -264,7 +275,7 @@ def _classical(D, m):
     x = v[:,-m:]*e[-m:].clamp_min(0).sqrt()
     return F.pad(x, (0, m-x.shape[1])).contiguous()
 
-# %% ../nbs/01_distortion.ipynb #b0016149
+# %% ../nbs/01_distortion.ipynb #892970a7
 def _descend(x, loss, n_steps, tol, progress):
     "Lower `loss` of `x` by L-BFGS, ten steps a round, until a round gains less than `tol`"
     opt, last = torch.optim.LBFGS([x.requires_grad_()], max_iter=10, line_search_fn='strong_wolfe', tolerance_change=1e-14), math.inf
@@ -277,7 +288,7 @@ def _descend(x, loss, n_steps, tol, progress):
     if progress: bar.on_iter_end()
     return loss(x).item(), x.detach()
 
-# %% ../nbs/01_distortion.ipynb #81a18436
+# %% ../nbs/01_distortion.ipynb #9ed14e16
 def embed_metric(
     D,                 # costs: a Hierarchy or a (K, K) matrix
     m,                 # dimensions

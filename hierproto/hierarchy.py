@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['HierarchyError', 'Hierarchy', 'CostMatrix', 'as_costs', 'as_tree', 'named_costs']
 
-# %% ../nbs/00_hierarchy.ipynb #a343dd8a
-import bisect, colorsys, csv, difflib, functools, hashlib, io, json, re, textwrap, warnings
+# %% ../nbs/00_hierarchy.ipynb #8d2eb021
+import bisect, colorsys, csv, difflib, functools, hashlib, io, json, re, textwrap, unicodedata, warnings
 from collections import Counter
 from importlib import resources
 from pathlib import Path
@@ -16,17 +16,23 @@ from matplotlib.patches import Wedge
 from matplotlib.textpath import TextPath
 from scipy.cluster import hierarchy as clustering
 
-# %% ../nbs/00_hierarchy.ipynb #b2bae7fa
+# %% ../nbs/00_hierarchy.ipynb #a83f4e7e
 class HierarchyError(ValueError):
     "A tree, a cost matrix or a list of labels that cannot be used, and why"
 
-# %% ../nbs/00_hierarchy.ipynb #fc0f7d34
+# %% ../nbs/00_hierarchy.ipynb #239a20e5
 def _fail(msg, where=None): raise HierarchyError(f'{where}: {msg}' if where else msg)
 
-# %% ../nbs/00_hierarchy.ipynb #f9dbc07a
+# %% ../nbs/00_hierarchy.ipynb #c4d7691b
+def _missing(x): return x is None or x is pd.NA or (isinstance(x, float) and x != x)
+def _tidy(s): return unicodedata.normalize('NFC', ' '.join(s.split()))
+
 def _name(x, where=None):
-    s = ' '.join(str(x).split())
+    if _missing(x): _fail('a name is missing', where)
+    try: s = _tidy(str(x))
+    except ValueError as e: _fail(f'this is no name: {e}', where) # Python writes no integers of more than 4,300 digits
     if not s: _fail('a name is empty', where)
+    if len(s) > 100_000: _fail(f'the name {s[:20]!r}... has {len(s)} characters', where)
     if re.search(r'[\x00-\x1f\x7f\ud800-\udfff]', s): _fail(f'the name {s!r} contains a control character', where)
     return s
 
@@ -34,7 +40,7 @@ def _and(names, most=8):
     names = [repr(n) for n in names]
     return ', '.join(names[:most]) + (f' and {len(names)-most} more' if len(names) > most else '')
 
-# %% ../nbs/00_hierarchy.ipynb #3204cca0
+# %% ../nbs/00_hierarchy.ipynb #0cd9b634
 def _grow(paths):
     "The way down each of `paths` in node numbers, and parent and name of every node but the root"
     met, ways = {}, []
@@ -44,7 +50,7 @@ def _grow(paths):
         ways.append(way)
     return ways, list(met)
 
-# %% ../nbs/00_hierarchy.ipynb #1c037361
+# %% ../nbs/00_hierarchy.ipynb #c98e5153
 def _check_ways(paths, ways, places):
     "Refuse two of `ways` that end at one node, or one that ends where another goes on"
     end = {}
@@ -65,7 +71,7 @@ def _plant(paths, places=None):
     _check_ways(paths, ways, places)
     return paths, ways, edges
 
-# %% ../nbs/00_hierarchy.ipynb #19bfccb4
+# %% ../nbs/00_hierarchy.ipynb #e31d4533
 def _leaf_names(paths):
     names = [p[-1] for p in paths]
     for _ in range(2): # the second round is for a name that looks like another's path
@@ -75,7 +81,7 @@ def _leaf_names(paths):
     if twice: _fail(f'two classes cannot be told apart by name: {_and(twice)}')
     return names
 
-# %% ../nbs/00_hierarchy.ipynb #d64d7d90
+# %% ../nbs/00_hierarchy.ipynb #dfbe26a8
 def _preorder(edges):
     "The nodes of `edges` in preorder, siblings in the order in which they were met"
     below = [[] for _ in range(len(edges)+1)]
@@ -84,23 +90,33 @@ def _preorder(edges):
     while todo: out.append(todo.pop()); todo += reversed(below[out[-1]])
     return out
 
-# %% ../nbs/00_hierarchy.ipynb #a7765fae
+# %% ../nbs/00_hierarchy.ipynb #94e3683e
 def _weight(x, where=None):
     try: w = float(x)
-    except (TypeError, ValueError): _fail(f'the weight {x!r} is not a number', where)
+    except (TypeError, ValueError, OverflowError): _fail(f'the weight {str(x)[:20]!r} is not a number', where)
     if not 0 < w < np.inf: _fail(f'the weight {w:g} is not positive and finite', where)
     return w
+
+def _check_range(w, index):
+    "Refuse weights `w` of the nodes in `index` that are lost in rounding beside others"
+    far = {(): 0.}
+    for p in sorted(index, key=len)[1:]: far[p] = far[p[:-1]] + w[index[p]]
+    least, most = min(far, key=lambda p: w[index[p]] or np.inf), max(far.values())
+    low = w[index[least]]
+    if not (low >= 1e-10*most and 1e-30 <= low and most <= 1e30):
+        _fail(f"the edge above {'/'.join(least)!r} weighs {low:g} and the longest way from the root {most:g}: costs that far apart, or that far from 1, are lost in rounding")
 
 def _edge_weights(weights, index):
     "Weight of the edge above each node of `index`, a dict from path to node number"
     w = np.ones(len(index)); w[index[()]] = 0
     for p, x in (weights or {}).items():
-        p = (p,) if isinstance(p, str) else tuple(_name(o) for o in p)
+        p = tuple(_name(o) for o in (p if isinstance(p, (tuple, list)) else [p]))
         if not p or p not in index: _fail(f"a weight for {'/'.join(p)!r}, which is no node below the root")
         w[index[p]] = _weight(x, f"the edge above {'/'.join(p)!r}")
+    if weights: _check_range(w, index)
     return w
 
-# %% ../nbs/00_hierarchy.ipynb #a4f3fc0a
+# %% ../nbs/00_hierarchy.ipynb #d6906243
 class Hierarchy:
     "Classes that are the leaves of a tree; a node is a path, leaves come first and the root last"
     def __init__(self,
@@ -116,20 +132,21 @@ class Hierarchy:
         for p, n in edges: path.append((*path[p], n))
         order = leaves + sorted({*range(len(path))} - {*leaves}, key=lambda i: (-len(path[i]), i))
         nodes, new = [path[i] for i in order], np.argsort(order)
-        self.__dict__.update(name=name, leaves=_leaf_names(paths), nodes=nodes, titles=titles and [_name(t) for t in titles],
+        self.__dict__.update(name=_name(name) if name else None, leaves=_leaf_names(paths), nodes=nodes, titles=titles and [_name(t) for t in titles],
             levels=torch.tensor([len(p) for p in nodes]), parent=torch.tensor([new[edges[i-1][0]] if i else -1 for i in order]),
             _ways=[new[w].tolist() for w in ways], _pre=new[_preorder(edges)], _w=_edge_weights(weights, {p: i for i, p in enumerate(nodes)}))
 
     def __setattr__(self, k, v): raise AttributeError(f'a Hierarchy does not change: {k!r} cannot be set')
     def __len__(self): return len(self.leaves)
 
-# %% ../nbs/00_hierarchy.ipynb #3149aa9e
+# %% ../nbs/00_hierarchy.ipynb #61099439
 @patch(cls_method=True)
 def from_paths(cls:Hierarchy, paths, weights=None, titles=None, name=None):
     "A hierarchy from one path a class, e.g. `[('animal','cat'), ('stone',)]`"
-    return cls([(p,) if isinstance(p, str) else p for p in paths], weights, titles, name)
+    if isinstance(paths, (str, dict)) or not hasattr(paths, '__iter__'): _fail(f'{paths!r} is no list of paths')
+    return cls([p if isinstance(p, (tuple, list)) else (p,) for p in paths], weights, titles, name)
 
-# %% ../nbs/00_hierarchy.ipynb #fde85867
+# %% ../nbs/00_hierarchy.ipynb #1fc54aca
 @patch(as_prop=True)
 def n_nodes(self:Hierarchy): "Number of nodes, the root included"; return len(self.nodes)
 
@@ -139,14 +156,14 @@ def depth(self:Hierarchy): "Edges from the root to the deepest leaf"; return int
 @patch(as_prop=True)
 def widths(self:Hierarchy): "Number of nodes at each level below the root"; return torch.bincount(self.levels)[1:].tolist()
 
-# %% ../nbs/00_hierarchy.ipynb #8e9d50e7
+# %% ../nbs/00_hierarchy.ipynb #8d398c9f
 @patch(as_prop=True)
 def weight(self:Hierarchy): "Weight of the edge above each node, 0 for the root"; return torch.tensor(self._w, dtype=torch.float32)
 
 @patch(as_prop=True)
 def weights(self:Hierarchy): "The edge weights that are not 1, by path"; return {p: float(w) for p, w in zip(self.nodes[:-1], self._w) if w != 1}
 
-# %% ../nbs/00_hierarchy.ipynb #5502488e
+# %% ../nbs/00_hierarchy.ipynb #06207793
 @patch
 def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; return (self.parent == int(i)).nonzero()[:,0].tolist()
 
@@ -154,14 +171,14 @@ def children(self:Hierarchy, i): "Numbers of the nodes right below node `i`"; re
 def __repr__(self:Hierarchy):
     return f"Hierarchy{f' {self.name!r}' if self.name else ''}: {len(self)} leaves, {self.n_nodes} nodes, widths {'-'.join(map(str, self.widths))}"
 
-# %% ../nbs/00_hierarchy.ipynb #082165bc
+# %% ../nbs/00_hierarchy.ipynb #2b23c580
 @patch(as_prop=True)
 def fingerprint(self:Hierarchy):
     "Twelve hexadecimal digits that change with any name, edge, weight or the order of the classes"
     state = [self.nodes[:len(self)], sorted(self.weights.items())]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 
-# %% ../nbs/00_hierarchy.ipynb #f4d5a9f6
+# %% ../nbs/00_hierarchy.ipynb #904a69cc
 @patch
 def __eq__(self:Hierarchy, other): return isinstance(other, Hierarchy) and self.fingerprint == other.fingerprint
 
@@ -171,13 +188,13 @@ def __hash__(self:Hierarchy): return hash(self.fingerprint)
 @patch
 def __reduce__(self:Hierarchy): return Hierarchy, (self.nodes[:len(self)], self.weights, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #2498613e
+# %% ../nbs/00_hierarchy.ipynb #58a94359
 @patch
 def paths(self:Hierarchy):
     "Node numbers on the way from the root to each class, one row a class, filled up with -1"
     return torch.tensor([w + [-1]*(self.depth+1-len(w)) for w in self._ways])
 
-# %% ../nbs/00_hierarchy.ipynb #3e62e273
+# %% ../nbs/00_hierarchy.ipynb #c560db52
 @patch
 def ancestors(self:Hierarchy, level):
     "Node number of each class's ancestor at `level`; a class that lies higher is its own"
@@ -185,7 +202,7 @@ def ancestors(self:Hierarchy, level):
     at = self.paths()[:,level]
     return torch.where(at >= 0, at, torch.arange(len(self)))
 
-# %% ../nbs/00_hierarchy.ipynb #94f2ceca
+# %% ../nbs/00_hierarchy.ipynb #4e98a7c6
 @patch
 def ancestry(self:Hierarchy):
     "Whether class k lies under node i, or is it: a boolean tensor over nodes and classes"
@@ -193,11 +210,11 @@ def ancestry(self:Hierarchy):
     A[self.paths().T, torch.arange(len(self))] = True # the filler -1 is the last row, the root, which holds every class anyway
     return A
 
-# %% ../nbs/00_hierarchy.ipynb #cfe15152
+# %% ../nbs/00_hierarchy.ipynb #845b30e8
 @patch(as_prop=True)
 def order(self:Hierarchy): "Class numbers in the order of the tree, siblings side by side"; return torch.from_numpy(self._pre[self._pre < len(self)])
 
-# %% ../nbs/00_hierarchy.ipynb #500e8ef0
+# %% ../nbs/00_hierarchy.ipynb #dc72cb1e
 @patch
 def _runs(self:Hierarchy):
     "Where each node's run of classes begins in `order`, and how long it is"
@@ -205,7 +222,7 @@ def _runs(self:Hierarchy):
     np.minimum.at(first, self.paths().numpy(), torch.argsort(self.order).numpy()[:,None]) # the filler -1 is the root, as above
     return torch.from_numpy(first), self.ancestry().sum(1)
 
-# %% ../nbs/00_hierarchy.ipynb #6db386a5
+# %% ../nbs/00_hierarchy.ipynb #8fdc2b91
 def _shorten(text, width): return text if len(text) <= width else text[:width-1].rsplit(' ', 1)[0] + ' …'
 
 @patch
@@ -215,7 +232,7 @@ def _line(self:Hierarchy, i, size):
     name = self.nodes[i][-1] if self.nodes[i] else self.name or 'root'
     return '   '*len(self.nodes[i]) + f'{name} ({size})' + (': ' if own else '') + ', '.join(own)
 
-# %% ../nbs/00_hierarchy.ipynb #ffe52f3b
+# %% ../nbs/00_hierarchy.ipynb #ca72f7df
 @patch
 def tree(self:Hierarchy,
     level=None, # the deepest level shown; None shows as many as fit
@@ -227,7 +244,7 @@ def tree(self:Hierarchy,
     if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[groups] <= l).sum() <= lines)
     return '\n'.join(_shorten(self._line(i, size[i]), width) for i in groups if self.levels[i] <= level)
 
-# %% ../nbs/00_hierarchy.ipynb #31bb7b39
+# %% ../nbs/00_hierarchy.ipynb #fa8e1a3c
 @patch
 def _heights(self:Hierarchy):
     "Length of the way from the root to each node"
@@ -235,14 +252,14 @@ def _heights(self:Hierarchy):
     for l in range(2, self.depth+1): W[levels == l] += W[parent[levels == l]]
     return W
 
-# %% ../nbs/00_hierarchy.ipynb #b4349826
+# %% ../nbs/00_hierarchy.ipynb #e439e2c3
 def _cost_rows(W, valley):
     "Rows of the cost matrix of nodes in preorder, from their heights `W` and the lowest parent between neighbours"
     for i in range(len(W)):
         left, right = np.minimum.accumulate(valley[:i][::-1])[::-1], np.minimum.accumulate(valley[i:])
         yield W[i] + W - 2*np.concatenate([left, W[i:i+1], right])
 
-# %% ../nbs/00_hierarchy.ipynb #1be96d07
+# %% ../nbs/00_hierarchy.ipynb #eb6caf78
 @patch
 def _skyline(self:Hierarchy, n):
     "Of the nodes below number `n`, in preorder: their numbers, heights, and the lowest parent between neighbours"
@@ -251,7 +268,7 @@ def _skyline(self:Hierarchy, n):
     valley = np.minimum.reduceat(lowest[:at[-1]+1], at[:-1]+1) if n > 1 else lowest[:0]
     return self._pre[at], W[self._pre[at]], valley
 
-# %% ../nbs/00_hierarchy.ipynb #de0ae82e
+# %% ../nbs/00_hierarchy.ipynb #a0e1f72f
 @patch
 def costs(self:Hierarchy,
     hidden=False # over all nodes, the root last, instead of over the leaves
@@ -262,7 +279,7 @@ def costs(self:Hierarchy,
     for k, row in zip(nodes, _cost_rows(W, valley)): D[k] = torch.from_numpy(row[back])
     return D
 
-# %% ../nbs/00_hierarchy.ipynb #67efbe03
+# %% ../nbs/00_hierarchy.ipynb #9f26d306
 def _minima(x):
     "Row s holds the minimum of `x` over the 2**s places from each one on"
     T = [x]
@@ -274,15 +291,16 @@ def _range_min(T, a, b):
     s = (torch.frexp((b-a+1).double()).exponent - 1).long()
     return torch.minimum(T[s, a], T[s, b + 1 - 2**s])
 
-# %% ../nbs/00_hierarchy.ipynb #f55ca7f5
+# %% ../nbs/00_hierarchy.ipynb #ad5e1616
 def _indices(n, *idx):
     "Tensors of node numbers, broadcast against each other and checked to be below `n`"
     idx = torch.broadcast_tensors(*map(torch.as_tensor, idx))
     for i in idx:
+        if i.is_floating_point(): _fail(f'class numbers are whole numbers, not {i.dtype}')
         if i.numel() and not (0 <= i.min() and i.max() < n): _fail(f'class numbers run from 0 to {n-1}, not from {i.min()} to {i.max()}')
     return [i.long() for i in idx]
 
-# %% ../nbs/00_hierarchy.ipynb #0a2d7288
+# %% ../nbs/00_hierarchy.ipynb #b135d3cf
 @patch
 def _meetings(self:Hierarchy):
     "Preorder position and height of each node, and the table of minima of the skyline"
@@ -292,7 +310,7 @@ def _meetings(self:Hierarchy):
         self.__dict__['_lca'] = torch.from_numpy(np.argsort(self._pre)), torch.from_numpy(W), _minima(skyline)
     return self._lca
 
-# %% ../nbs/00_hierarchy.ipynb #56de8524
+# %% ../nbs/00_hierarchy.ipynb #9615ebbb
 @patch
 def pair_costs(self:Hierarchy, i, j):
     "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
@@ -302,7 +320,7 @@ def pair_costs(self:Hierarchy, i, j):
     meet = torch.where(a == b, W[i], _range_min(T, torch.minimum(a+1, b), b))
     return (W[i] + W[j] - 2*meet).float()
 
-# %% ../nbs/00_hierarchy.ipynb #8101ea94
+# %% ../nbs/00_hierarchy.ipynb #15890ce9
 def _unique(names):
     names = [_name(n) for n in names]
     twice = [n for n, c in Counter(names).items() if c > 1]
@@ -319,7 +337,7 @@ def _near(name, leaves):
     same = [l for l in leaves if l.endswith('/' + name)] # one of several classes of this name
     return same or difflib.get_close_matches(name, leaves, 1)
 
-# %% ../nbs/00_hierarchy.ipynb #f8e06868
+# %% ../nbs/00_hierarchy.ipynb #51ab68a4
 def _complain(missing, left, leaves):
     "Say which names are `missing` from `leaves` and which leaves are `left` over, if any"
     msg = [f'no class is called {_and(missing)}'] if missing else []
@@ -327,9 +345,12 @@ def _complain(missing, left, leaves):
     if left: msg.append(f'left over: {_and(left)} (`subset` drops classes)')
     if msg: _fail('; '.join(msg))
 
-# %% ../nbs/00_hierarchy.ipynb #e5581531
+# %% ../nbs/00_hierarchy.ipynb #46e8f1d7
 @patch
-def _find(self:Hierarchy, names): return _match(self.leaves, names, {'/'.join(p): i for i, p in enumerate(self.nodes[:len(self)])})
+def _find(self:Hierarchy, names):
+    joined = ['/'.join(p) for p in self.nodes[:len(self)]]
+    count = Counter(joined) # ('a/b','c') and ('a','b/c') join to one text, which then names neither
+    return _match(self.leaves, names, {n: i for i, n in enumerate(joined) if count[n] == 1})
 
 @patch
 def _take(self:Hierarchy, idx):
@@ -337,7 +358,7 @@ def _take(self:Hierarchy, idx):
     weights = {self.nodes[n]: self._w[n] for n in kept}
     return Hierarchy([self.nodes[i] for i in idx], weights, self.titles and [self.titles[i] for i in idx], self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #5c49dc09
+# %% ../nbs/00_hierarchy.ipynb #4b33fb93
 @patch
 def subset(self:Hierarchy, names):
     "The part of the tree that holds the classes `names`, in their order"
@@ -345,7 +366,7 @@ def subset(self:Hierarchy, names):
     _complain(missing, [], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #626fb417
+# %% ../nbs/00_hierarchy.ipynb #176cd386
 @patch
 def align(self:Hierarchy, vocab):
     "The same tree with its leaves in the order of `vocab`, matched by name"
@@ -353,19 +374,19 @@ def align(self:Hierarchy, vocab):
     _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #b42d6fd6
+# %% ../nbs/00_hierarchy.ipynb #7b0edca8
 def _check_costs(D, names):
     "Refuse a matrix `D` that cannot be costs between `names`"
     if D.ndim != 2 or D.shape[0] != D.shape[1] or not len(D): _fail(f'a cost matrix is square: this one has shape {tuple(D.shape)}')
     if len(names) != len(D): _fail(f'{len(names)} class names for {len(D)} rows of costs')
-    off = ~torch.eye(len(D), dtype=torch.bool, device=D.device)
-    rules = {'costs must be finite': ~D.isfinite(),
-             'a right answer must cost nothing': ~off & (D != 0), 'a wrong answer must cost something': off & (D <= 0)}
+    off, F = ~torch.eye(len(D), dtype=torch.bool, device=D.device), D.float() # single precision is what metrics and losses work in
+    rules = {'costs must be finite': ~F.isfinite(),
+             'a right answer must cost nothing': ~off & (D != 0), 'a wrong answer must cost something': off & (F <= 0)}
     for rule, bad in rules.items():
         cases = [f'{D[i,j]:g} for predicting {names[i]!r} when {names[j]!r} is true' for i, j in bad.nonzero()[:4].tolist()]
         if cases: _fail(f"{rule}: {', '.join(cases)}")
 
-# %% ../nbs/00_hierarchy.ipynb #552c59d5
+# %% ../nbs/00_hierarchy.ipynb #f88c6709
 def _detour(D, names):
     "Words for the worst breach of the triangle inequality in `D`, or None"
     stops = torch.arange(len(D)) if len(D) <= 512 else torch.linspace(0, len(D)-1, 64).long()
@@ -384,11 +405,15 @@ def _warn_costs(D, names):
         warnings.warn(f'the costs are not symmetric: {case}', stacklevel=3)
     if d := _detour(D, names): warnings.warn(f'the costs break the triangle inequality: {d}', stacklevel=3)
 
-# %% ../nbs/00_hierarchy.ipynb #9063d7e3
+# %% ../nbs/00_hierarchy.ipynb #832e5c55
 def _tensor(D):
     if not isinstance(D, torch.Tensor):
-        try: return torch.from_numpy(np.array(D, dtype=np.float32))
+        try: D = np.asarray(D)
         except (TypeError, ValueError) as e: raise HierarchyError(f'this is no cost matrix: {e}') from e
+        if D.dtype.kind == 'c': _fail('this is no cost matrix: it holds complex numbers')
+        try: return torch.from_numpy(D.astype(np.float32))
+        except (TypeError, ValueError, OverflowError) as e: raise HierarchyError(f'this is no cost matrix: {e}') from e
+    if D.is_complex(): _fail('this is no cost matrix: it holds complex numbers')
     return D if D.dtype in (torch.float32, torch.float64) else D.float()
 
 def _same(rows, columns, where=None):
@@ -401,7 +426,7 @@ def _names_of(D, names):
         _same(list(D.index), names)
     return _unique(range(len(D) if np.ndim(D) else 0) if names is None else names)
 
-# %% ../nbs/00_hierarchy.ipynb #61d40195
+# %% ../nbs/00_hierarchy.ipynb #76108fc3
 class CostMatrix:
     "Costs `D[predicted, true]` with the names of the classes"
     def __init__(self,
@@ -409,14 +434,15 @@ class CostMatrix:
         names=None, # the classes, by default those of the DataFrame or numbers
         warn=True,  # warn where the costs are no metric
     ):
-        self.leaves, self.D = _names_of(D, names), _tensor(D)
+        self.D = _tensor(D)
+        self.leaves = _names_of(D if isinstance(D, pd.DataFrame) else self.D, names)
         _check_costs(self.D, self.leaves)
         if warn: _warn_costs(self.D, self.leaves)
     def __len__(self): return len(self.leaves)
     def __getitem__(self, i): return self.D[i]
     def __repr__(self): return f'CostMatrix: {len(self)} classes, {_and(self.leaves, 3)}'
 
-# %% ../nbs/00_hierarchy.ipynb #9edf85a4
+# %% ../nbs/00_hierarchy.ipynb #6af7b790
 @patch(cls_method=True)
 def __torch_function__(cls:CostMatrix, func, types, args=(), kwargs=None):
     def plain(o): return o.D if isinstance(o, CostMatrix) else type(o)(map(plain, o)) if type(o) in (list, tuple) else o
@@ -428,7 +454,7 @@ def __array__(self:CostMatrix, dtype=None, copy=None): return np.array(self.D.nu
 @patch(as_prop=True)
 def shape(self:CostMatrix): return self.D.shape
 
-# %% ../nbs/00_hierarchy.ipynb #992e1f4b
+# %% ../nbs/00_hierarchy.ipynb #d09e84b9
 @patch
 def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor; there are no `hidden` nodes without a tree"
@@ -441,11 +467,11 @@ def pair_costs(self:CostMatrix, i, j):
     i, j = _indices(len(self), i, j)
     return self.D.to(i.device)[i, j]
 
-# %% ../nbs/00_hierarchy.ipynb #30685377
+# %% ../nbs/00_hierarchy.ipynb #a5980a4b
 @patch
 def _take(self:CostMatrix, idx): return CostMatrix(self.D[idx][:,idx], [self.leaves[i] for i in idx], warn=False)
 
-# %% ../nbs/00_hierarchy.ipynb #76801a55
+# %% ../nbs/00_hierarchy.ipynb #85ccfdd1
 @patch
 def subset(self:CostMatrix, names):
     "Costs among the classes `names`, in their order"
@@ -453,7 +479,7 @@ def subset(self:CostMatrix, names):
     _complain(missing, [], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #6f6f2450
+# %% ../nbs/00_hierarchy.ipynb #6f801a69
 @patch
 def align(self:CostMatrix, vocab):
     "The same costs with the classes in the order of `vocab`, matched by name"
@@ -461,13 +487,13 @@ def align(self:CostMatrix, vocab):
     _complain(missing, [self.leaves[i] for i in sorted({*range(len(self))} - {*idx})], self.leaves)
     return self._take(idx)
 
-# %% ../nbs/00_hierarchy.ipynb #ce720044
+# %% ../nbs/00_hierarchy.ipynb #c1290180
 @patch(as_prop=True)
 def fingerprint(self:CostMatrix):
     "Twelve hexadecimal digits that change with any name or cost"
     return hashlib.sha256(json.dumps([self.leaves, self.D.tolist()]).encode()).hexdigest()[:12]
 
-# %% ../nbs/00_hierarchy.ipynb #8a532234
+# %% ../nbs/00_hierarchy.ipynb #b9b839e7
 def as_costs(
     D,            # a Hierarchy, CostMatrix, tensor, array, nested lists or DataFrame
     hidden=False, # costs over all nodes of the tree
@@ -476,47 +502,54 @@ def as_costs(
     if not isinstance(D, (Hierarchy, CostMatrix)): D = CostMatrix(D, warn=False)
     return D.costs(hidden)
 
-# %% ../nbs/00_hierarchy.ipynb #5142c816
+# %% ../nbs/00_hierarchy.ipynb #84536c18
 def as_tree(h, who):
     "`h` if it is a tree, else an error that says `who` needs one"
     if not isinstance(h, Hierarchy): _fail(f'{who} needs a tree: give a Hierarchy instead of a {type(h).__name__}')
     return h
 
-# %% ../nbs/00_hierarchy.ipynb #31d8dea4
+# %% ../nbs/00_hierarchy.ipynb #2e91af60
+def _shown(x):
+    "`x` for a message, at most a line of it"
+    try: return textwrap.shorten(repr(x), 60)
+    except ValueError: return 'a number of thousands of digits' # which Python does not write
+
 def _below(t, path, where):
     "Name, content and place of what lies in `t`"
     if isinstance(t, dict): below = [(k, v, t.place(k) if hasattr(t, 'place') else where) for k, v in t.items()]
     elif isinstance(t, str): below = [(t, None, where)]
     elif isinstance(t, (list, tuple)): below = [o for x in t for o in ([(x, None, where)] if type(x) is int else _below(x, path, where))]
-    else: _fail(f"{'/'.join(path)!r} is {t!r}: a class is None or its number, a group a dict or a list", where)
+    else: _fail(f"{'/'.join(path)!r} is {_shown(t)}: a class is None or its number, a group a dict or a list", where)
     if not below: _fail(f"the group {'/'.join(path) or 'root'!r} is empty: write None for a class", where)
     return below
 
-# %% ../nbs/00_hierarchy.ipynb #a784b0f3
+# %% ../nbs/00_hierarchy.ipynb #8cf52d0b
 def _class_order(numbers, paths, places):
     "Positions of `paths` in the order of their class `numbers`, where given"
     if all(n is None for n in numbers): return range(len(paths))
     seen = {}
     for n, p, w in zip(numbers, paths, places):
         if n is None: _fail(f"{'/'.join(p)!r} has no class number, though others have", w)
-        if n in seen: _fail(f"{'/'.join(p)!r} and {'/'.join(seen[n])!r} are both class {n}", w)
-        if not 0 <= n < len(paths): _fail(f"{'/'.join(p)!r} is class {n}, but {len(paths)} classes are numbered from 0 to {len(paths)-1}", w)
+        if n in seen: _fail(f"{'/'.join(p)!r} and {'/'.join(seen[n])!r} are both class {_shown(n)}", w)
+        if not 0 <= n < len(paths): _fail(f"{'/'.join(p)!r} is class {_shown(n)}, but {len(paths)} classes are numbered from 0 to {len(paths)-1}", w)
         seen[n] = p
     return np.argsort(numbers)
 
-# %% ../nbs/00_hierarchy.ipynb #43cd43da
+# %% ../nbs/00_hierarchy.ipynb #9a2fefb5
 @patch(cls_method=True)
 def from_nested(cls:Hierarchy, tree, weights=None, titles=None, name=None):
     "A hierarchy from nested dicts and lists, e.g. `{'animal': ['cat','dog'], 'stone': None}`"
     found, todo = [], [((), tree, None)]
     while todo:
         path, t, where = todo.pop()
-        if path and (t is None or type(t) is int): found.append((t, path, where))
-        else: todo += reversed([((*path, _name(k, w)), v, w) for k, v, w in _below(t, path, where)])
+        if len(path) > 5000: _fail(f"a group in a group, 5000 deep, at {'/'.join(path[:3])!r}: does it hold itself?", where)
+        if path and (t is None or type(t) is int): found.append((t, path, where)); continue
+        try: todo += reversed([((*path, _name(k, w)), v, w) for k, v, w in _below(t, path, where)])
+        except RecursionError: _fail(f"lists nested too deeply in {'/'.join(path[:3]) or 'root'!r}", where)
     order = _class_order(*zip(*found))
     return cls([found[i][1] for i in order], weights, titles, name, [found[i][2] or '/'.join(found[i][1]) for i in order])
 
-# %% ../nbs/00_hierarchy.ipynb #c4d1775e
+# %% ../nbs/00_hierarchy.ipynb #fa109478
 def _climb(up, places):
     "The way from the root down to each node of `up`, a dict of parents"
     ways = {None: ()}
@@ -528,7 +561,7 @@ def _climb(up, places):
         for m in reversed(way): ways[m] = (*ways[up[m]], m)
     return ways
 
-# %% ../nbs/00_hierarchy.ipynb #732aa818
+# %% ../nbs/00_hierarchy.ipynb #06db56a4
 def _parents(rows):
     "Dicts of parents, weights and places from `rows` of node, parent, weight and place; a parent without a row of its own is a root"
     up, weight, places = {}, {}, {}
@@ -555,7 +588,7 @@ def _from_edges(cls:Hierarchy, rows, label=str, **kwargs):
     weights = {paths[n]: w for n, w in weight.items() if up[n] is not None}
     return cls([paths[n] for n in leaves], weights, places=[places[n] for n in leaves], **kwargs)
 
-# %% ../nbs/00_hierarchy.ipynb #ff5f5a5f
+# %% ../nbs/00_hierarchy.ipynb #aa843a8a
 def _read(f):
     "Text of `f`, a path or an open file, and what to call it in a complaint"
     label = str(getattr(f, 'name', 'the file')) if hasattr(f, 'read') else str(f)
@@ -569,13 +602,13 @@ def _csv_lines(f):
     text, label = _read(f)
     rows, out = csv.reader(io.StringIO(text, newline=''), strict=True), []
     try:
-        for r in rows: out.append((f'{label}, line {rows.line_num}', [' '.join(c.split()) for c in r]))
+        for r in rows: out.append((f'{label}, line {rows.line_num}', [_tidy(c) for c in r]))
     except csv.Error as e: _fail(f'this is not CSV: {e}', f'{label}, line {rows.line_num}')
     out = [(w, r) for w, r in out if any(r)]
     if not out: _fail('the file is empty', label)
     return out
 
-# %% ../nbs/00_hierarchy.ipynb #d43ff395
+# %% ../nbs/00_hierarchy.ipynb #4c9aee0b
 def _known(columns, wanted, where=None):
     unknown = [c for c in wanted if c not in columns]
     if unknown: _fail(f'no column is called {_and(unknown)}; there are {_and(columns)}', where)
@@ -589,25 +622,26 @@ def _read_csv(f):
         if len(r) > len(head): _fail(f'{len(r)} cells in a table of {len(head)} columns', w)
     return head, [(w, dict(zip(head, r + ['']*len(head)))) for w, r in rows], top
 
-# %% ../nbs/00_hierarchy.ipynb #f425f101
+# %% ../nbs/00_hierarchy.ipynb #1be7d152
 def _table(t):
     "Place and cells of each row of the table of parents `t`"
     if isinstance(t, dict): t = list(t.items())
+    if not (hasattr(t, '__iter__') or hasattr(t, 'read')): _fail(f'{t!r} is no table of parents')
     if not (isinstance(t, (str, Path, pd.DataFrame)) or hasattr(t, 'read')): return [(f'row {i+1}', r) for i, r in enumerate(t)]
     if isinstance(t, pd.DataFrame): head, rows, top = list(t), [(f'row {i+1}', r) for i, r in enumerate(t.to_dict('records'))], None
     else: head, rows, top = _read_csv(t)
     _known(head, ['node', 'parent'], top)
     return [(w, [r['node'], r['parent'], r.get('weight', 1)]) for w, r in rows]
 
-def _blank(x): return x is None or x != x or not str(x).strip()
+def _blank(x): return _missing(x) or not str(x).strip()
 
 def _parent_row(where, r):
     "Node, parent, weight and place from the cells `r`"
-    if isinstance(r, str) or len(r) not in (2, 3): _fail(f'{r!r} is not a node, its parent and perhaps a weight', where)
+    if not isinstance(r, (list, tuple)) or len(r) not in (2, 3): _fail(f'{r!r} is not a node, its parent and perhaps a weight', where)
     node, parent, w = (*r, 1)[:3]
     return _name(node, where), None if _blank(parent) else _name(parent, where), 1 if _blank(w) else w, where
 
-# %% ../nbs/00_hierarchy.ipynb #4df5ce97
+# %% ../nbs/00_hierarchy.ipynb #fa7d6788
 @patch(cls_method=True)
 def from_parents(cls:Hierarchy,
     table,     # a dict from node to parent, rows of node, parent and perhaps weight, a DataFrame or a CSV file
@@ -616,7 +650,7 @@ def from_parents(cls:Hierarchy,
     "A hierarchy from a table of parents"
     return cls._from_edges([_parent_row(w, r) for w, r in _table(table)], name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #7e1961bc
+# %% ../nbs/00_hierarchy.ipynb #3626f2ed
 @patch
 def to_networkx(self:Hierarchy):
     "A `networkx.DiGraph` from parents to children, nodes called by their paths"
@@ -626,7 +660,7 @@ def to_networkx(self:Hierarchy):
         if p: g.add_edge(p[:-1], p, weight=float(self._w[i]))
     return g
 
-# %% ../nbs/00_hierarchy.ipynb #548b4889
+# %% ../nbs/00_hierarchy.ipynb #8f4d581c
 @patch(cls_method=True)
 def from_networkx(cls:Hierarchy, g, name=None):
     "A hierarchy from a directed graph `g` with edges from parents to children"
@@ -638,7 +672,7 @@ def from_networkx(cls:Hierarchy, g, name=None):
     titles = [at[n]['title'] for n in nodes if 'title' in at[n]]
     return cls._from_edges(rows, label=lambda n: at[n].get('name', n), titles=titles or None, name=name or g.graph.get('name'))
 
-# %% ../nbs/00_hierarchy.ipynb #67344985
+# %% ../nbs/00_hierarchy.ipynb #4ef607da
 @patch(cls_method=True)
 def from_nltk(cls:Hierarchy, tree, name=None):
     "A hierarchy from an `nltk.Tree`, or anything that iterates over its children and has a `label()`"
@@ -646,7 +680,7 @@ def from_nltk(cls:Hierarchy, tree, name=None):
     def nested(t): return {t.label(): [nested(c) for c in t]} if hasattr(t, 'label') else t
     return cls.from_nested([nested(c) for c in tree], name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #2ddd6cf8
+# %% ../nbs/00_hierarchy.ipynb #7dfd2b51
 def _row_path(cells, where):
     path = tuple(cells[:max((i+1 for i, c in enumerate(cells) if c), default=0)])
     if '' in path: _fail(f'a name is missing before {path[-1]!r}', where)
@@ -661,7 +695,7 @@ def _row_weights(rows, levels, paths):
                 _fail(f"the edge above {'/'.join(path[:j+1])!r} weighs {x} here and {weights[path[:j+1]]:g} before", where)
     return weights
 
-# %% ../nbs/00_hierarchy.ipynb #41f4f501
+# %% ../nbs/00_hierarchy.ipynb #bab6a445
 @patch(cls_method=True)
 def from_csv(cls:Hierarchy,
     f,           # a path or an open file
@@ -677,7 +711,7 @@ def from_csv(cls:Hierarchy,
     titles = [r['title'] or p[-1] for (_, r), p in zip(rows, paths) if p] if 'title' in {*head} - {*levels} else None
     return cls(paths, _row_weights(rows, levels, paths), titles, name, [w for w, _ in rows])
 
-# %% ../nbs/00_hierarchy.ipynb #e3641c68
+# %% ../nbs/00_hierarchy.ipynb #54de58a6
 def _write(text, f):
     "Write `text` to the path `f` and return the path, or return the text"
     if f is None: return text
@@ -689,7 +723,7 @@ def _csv_text(rows):
     csv.writer(out, lineterminator='\n').writerows(rows)
     return out.getvalue()
 
-# %% ../nbs/00_hierarchy.ipynb #07911836
+# %% ../nbs/00_hierarchy.ipynb #774e600f
 @patch
 def to_csv(self:Hierarchy, f=None):
     "Write the tree to the CSV file `f`, or return it as text"
@@ -700,7 +734,7 @@ def to_csv(self:Hierarchy, f=None):
         rows.append([*p, *['']*(self.depth-len(p)), *w, *t])
     return _write(_csv_text(rows), f)
 
-# %% ../nbs/00_hierarchy.ipynb #fff39d26
+# %% ../nbs/00_hierarchy.ipynb #3285aa7c
 class _Placed(dict):
     "A JSON object that knows the place of each key"
     def place(self, k): return self.places[k]
@@ -724,14 +758,16 @@ class _Decoder(json.JSONDecoder):
             return d
         return json.decoder.JSONObject(start, strict, scan, None, build, *args)
 
-# %% ../nbs/00_hierarchy.ipynb #642900b4
+# %% ../nbs/00_hierarchy.ipynb #e985e617
 def _read_json(f):
     text, label = _read(f)
     try: return _Decoder(text, label).decode(text), label
     except json.JSONDecodeError as e: _fail(f'this is not JSON: {e.msg}', f'{label}, line {e.lineno}')
     except RecursionError: _fail('this is nested too deeply to be read', label)
+    except HierarchyError: raise
+    except ValueError as e: _fail(f'this is not JSON that can be read: {e}', label) # integers of more than 4,300 digits
 
-# %% ../nbs/00_hierarchy.ipynb #ef47e594
+# %% ../nbs/00_hierarchy.ipynb #2dae2d49
 _format = 'hierproto-tree-1'
 
 def _json_tree(d, where):
@@ -744,14 +780,14 @@ def _json_tree(d, where):
     if not isinstance(titles, (list, type(None))): _fail('`titles` is not a list', where)
     return d.get('tree'), {tuple(map(str, p)): w for p, w in weights}, titles, name and str(name)
 
-# %% ../nbs/00_hierarchy.ipynb #90d9c986
+# %% ../nbs/00_hierarchy.ipynb #47a6e820
 @patch(cls_method=True)
 def from_json(cls:Hierarchy, f, name=None):
     "A hierarchy from the JSON file `f`, a path or an open file"
     tree, weights, titles, own = _json_tree(*_read_json(f))
     return cls.from_nested(tree, weights, titles, name or own)
 
-# %% ../nbs/00_hierarchy.ipynb #bf06900e
+# %% ../nbs/00_hierarchy.ipynb #a3576485
 @patch
 def nested(self:Hierarchy):
     "The tree as nested dicts, each class with its number"
@@ -759,20 +795,23 @@ def nested(self:Hierarchy):
     for k, p in enumerate(self.nodes[:len(self)]): functools.reduce(lambda t, n: t.setdefault(n, {}), p[:-1], tree)[p[-1]] = k
     return tree
 
-# %% ../nbs/00_hierarchy.ipynb #5e8109c3
+# %% ../nbs/00_hierarchy.ipynb #bd2dfb03
 @patch
 def to_json(self:Hierarchy, f=None, **kwargs):
     "Write the tree to the JSON file `f`, or return it as text; `kwargs` are further entries for the file"
     d = dict(format=_format, name=self.name, **kwargs, tree=self.nested(), titles=self.titles, weights=[*self.weights.items()])
-    return _write(json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False) + '\n', f)
+    try: text = json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False)
+    except RecursionError: _fail(f'a tree of depth {self.depth} is too deep for JSON: `to_csv` writes it')
+    return _write(text + '\n', f)
 
-# %% ../nbs/00_hierarchy.ipynb #1b44f1ca
+# %% ../nbs/00_hierarchy.ipynb #34754780
 @patch
 def to_csv(self:CostMatrix, f=None):
     "Write the costs to the CSV file `f`, or return them as text"
-    return _write(_csv_text([['predicted', *self.leaves], *([n, *map(repr, r)] for n, r in zip(self.leaves, self.D.tolist()))]), f)
+    corner = '' if 'predicted' in self.leaves else 'predicted' # two columns of one name could not be read back
+    return _write(_csv_text([[corner, *self.leaves], *([n, *map(repr, r)] for n, r in zip(self.leaves, self.D.tolist()))]), f)
 
-# %% ../nbs/00_hierarchy.ipynb #a1d10708
+# %% ../nbs/00_hierarchy.ipynb #f6586f11
 def _cost(x, column, where):
     try: return float(x)
     except ValueError: _fail(f'{x!r} is no cost, in the column {column!r}', where)
@@ -785,7 +824,7 @@ def from_csv(cls:CostMatrix, f, warn=True):
     _same(side, head[1:], top)
     return cls([[_cost(r[n], n, w) for n in side] for w, r in rows], side, warn)
 
-# %% ../nbs/00_hierarchy.ipynb #208a8d22
+# %% ../nbs/00_hierarchy.ipynb #0f7d26df
 @functools.lru_cache
 def _named(name):
     trees = resources.files('hierproto')/'trees'
@@ -796,14 +835,14 @@ def _named(name):
 @patch(cls_method=True)
 def named(cls:Hierarchy, name): "The tree called `name` that comes with the library"; return _named(name)
 
-# %% ../nbs/00_hierarchy.ipynb #ef733360
+# %% ../nbs/00_hierarchy.ipynb #de550515
 def named_costs(name):
     "Costs by name: `digits_chain` is |i - j|, any other name is that of a tree"
     if name != 'digits_chain': return CostMatrix(Hierarchy.named(name).costs(), Hierarchy.named(name).leaves, warn=False)
     i = torch.arange(10.)
     return CostMatrix((i[:,None] - i).abs())
 
-# %% ../nbs/00_hierarchy.ipynb #311f968c
+# %% ../nbs/00_hierarchy.ipynb #106f0719
 @patch
 def _under(self:Hierarchy, x):
     "Sum of `x`, a number for each node, over each node and all below it"
@@ -811,7 +850,7 @@ def _under(self:Hierarchy, x):
     for l in range(self.depth, 0, -1): x.index_add_(0, self.parent[self.levels == l], x[self.levels == l])
     return x
 
-# %% ../nbs/00_hierarchy.ipynb #84959228
+# %% ../nbs/00_hierarchy.ipynb #21b77c09
 @patch
 def mean_cost(self:Hierarchy,
     hidden=False,  # over all nodes instead of the leaves
@@ -823,7 +862,7 @@ def mean_cost(self:Hierarchy,
     total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
     return total / max(1, n*n if diagonal else n*(n-1))
 
-# %% ../nbs/00_hierarchy.ipynb #c005d5df
+# %% ../nbs/00_hierarchy.ipynb #5934c634
 _published = { # table 1 of the paper; 14 siblings from its section on the scale-free distortion
     'nyudv2': [3, 57, 40, 5.0, np.nan, np.nan, 4.3, 4.3], 'cifar100': [5, 134, 100, 3.8, np.nan, np.nan, 7.0, 7.0],
     'inat19': [7, 1189, 1010, 6.6, 14, 14, 11.0, 11.0], 's2agri': [4, 83, 45, 5.8, np.nan, np.nan, 6.5, 6.5]}
@@ -839,7 +878,7 @@ def summary(self:Hierarchy):
     rows = {self.name or 'this tree': row, **({f'{self.name}, published': _published[self.name]} if self.name in _published else {})}
     return pd.DataFrame.from_dict(rows, orient='index', columns=_columns).astype({c: int for c in _columns[:3]}).round(2)
 
-# %% ../nbs/00_hierarchy.ipynb #faf9f8de
+# %% ../nbs/00_hierarchy.ipynb #587d2814
 def _linkage(X, names, method, metric):
     "scipy's table of joins for the vectors `X` of the classes `names`, checked"
     X = np.asarray(X, dtype=float)
@@ -853,7 +892,7 @@ def _linkage(X, names, method, metric):
 
 def _cluster_name(names, first, n): return f'{names[first]} +{n-1}' if n > 1 else names[first]
 
-# %% ../nbs/00_hierarchy.ipynb #d375086a
+# %% ../nbs/00_hierarchy.ipynb #6a6874dc
 def _dendrogram(Z, names):
     "Rows of node, parent, weight and place for the joins `Z`, and the nodes' names"
     K = len(names)
@@ -869,7 +908,7 @@ def _cut(Z, n, names):
     _, first, at, size = np.unique(cut, return_index=True, return_inverse=True, return_counts=True)
     return [_cluster_name(names, first[a], size[a]) for a in at]
 
-# %% ../nbs/00_hierarchy.ipynb #c5537ff1
+# %% ../nbs/00_hierarchy.ipynb #82555a2a
 @patch(cls_method=True)
 def from_vectors(cls:Hierarchy,
     X,                  # one row a class
@@ -886,7 +925,7 @@ def from_vectors(cls:Hierarchy,
     rows, labels = _dendrogram(Z, names)
     return cls._from_edges(rows, label=labels.__getitem__, name=name)
 
-# %% ../nbs/00_hierarchy.ipynb #79257036
+# %% ../nbs/00_hierarchy.ipynb #ad976874
 @patch
 def collapse(self:Hierarchy):
     "The tree without groups that have a single child or are the root's only one; the edges that remain keep their weights"
@@ -896,7 +935,7 @@ def collapse(self:Hierarchy):
     path = {w[j]: tuple(self.nodes[n][-1] for n in w[:j+1]) for w in ways for j in range(len(w))}
     return Hierarchy([path[k] for k in range(len(self))], {p: self._w[n] for n, p in path.items()}, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #4b9a70c0
+# %% ../nbs/00_hierarchy.ipynb #0fb6b2f2
 def _wordnet():
     "nltk's WordNet reader"
     try:
@@ -906,7 +945,7 @@ def _wordnet():
     except LookupError: _fail('nltk is here but its WordNet corpus is not: python -m nltk.downloader wordnet')
     return wordnet
 
-# %% ../nbs/00_hierarchy.ipynb #ab312c3e
+# %% ../nbs/00_hierarchy.ipynb #f20eee70
 def _sense(wn, name, senses):
     "The synset meant by the class `name`, or None"
     if name in senses: return wn.synset(senses[name])
@@ -927,7 +966,7 @@ def _ways_of(names, wn, senses):
     used = Counter(k for w in ways for k in w)
     return [w if used[w[-1]] > 1 else w[:-1] for w in ways]
 
-# %% ../nbs/00_hierarchy.ipynb #dbe2dedc
+# %% ../nbs/00_hierarchy.ipynb #f285a45d
 @patch(cls_method=True)
 def from_wordnet(cls:Hierarchy,
     names,          # the classes, as nouns
@@ -941,7 +980,7 @@ def from_wordnet(cls:Hierarchy,
     h = cls([(*way, n) for n, way in zip(names, _ways_of(names, wn or _wordnet(), senses or {}))], name=name)
     return h.collapse() if collapse else h
 
-# %% ../nbs/00_hierarchy.ipynb #329baa7f
+# %% ../nbs/00_hierarchy.ipynb #fabbeb8f
 @patch
 def _arcs(self:Hierarchy):
     "For each node below the root: number, middle and half of its angle in degrees, inner and outer ring, and colour"
@@ -953,9 +992,9 @@ def _arcs(self:Hierarchy):
         hue = middle[up if leaf and l > 1 else i].item() / 360
         yield i, 90 - middle[i].item(), half[i].item(), l-.4, (self.depth if leaf else l)+.6, colorsys.hls_to_rgb(hue, light, .6)
 
-# %% ../nbs/00_hierarchy.ipynb #b8c2fec5
+# %% ../nbs/00_hierarchy.ipynb #166ee311
 @functools.lru_cache(maxsize=10_000)
-def _width(text): "Width of `text` in a font of size 1"; return TextPath((0, 0), text, size=100).get_extents().width / 100
+def _width(text): "Width of `text` in a font of size 1"; return TextPath((0, 0), text.replace('$', r'\$'), size=100).get_extents().width / 100
 
 def _fit(text, arc, ring, sizes=(9, 8, 7, 6, 5)):
     "Font size and lines with which `text` fits a field of length `arc` and width `ring`, and whether it runs along the arc"
@@ -966,14 +1005,14 @@ def _fit(text, arc, ring, sizes=(9, 8, 7, 6, 5)):
             if long <= .9*arc and high <= .9*ring: return s, lines, True
             if long <= .9*ring and high <= .9*arc: return s, lines, False
 
-# %% ../nbs/00_hierarchy.ipynb #eb355d48
+# %% ../nbs/00_hierarchy.ipynb #ffe698bb
 def _text(ax, text, size, angle, radius, along=False, rim=None):
     "Write `text` at an angle and radius, never upside down; a text on the `rim` begins there"
     flip = 180 < angle % 360 < 360 if along else 90 < angle % 360 < 270
     turn = 0 if rim == 'level' else (angle - 90 if along else angle) + 180*flip
     x, y = radius*np.cos(np.radians(angle)), radius*np.sin(np.radians(angle))
     ha = 'center' if not rim or (rim == 'level' and abs(x) < radius/4) else 'right' if flip else 'left'
-    ax.text(x, y, text, size=size, ha=ha, va='center', rotation=turn, rotation_mode='anchor', linespacing=1)
+    ax.text(x, y, text, size=size, ha=ha, va='center', rotation=turn, rotation_mode='anchor', linespacing=1, parse_math=False)
 
 def _square(ax, K):
     "An axis for `K` classes that fills its figure if `ax` is None, and half its width in points"
@@ -983,14 +1022,14 @@ def _square(ax, K):
     ax.set(xlim=(-R, R), ylim=(-R, R), aspect='equal'); ax.axis('off')
     return ax, R
 
-# %% ../nbs/00_hierarchy.ipynb #9752851a
+# %% ../nbs/00_hierarchy.ipynb #cb4b0867
 @patch
 def _name_group(self:Hierarchy, ax, i, angle, radius, half, ring):
     "Write the name of group `i` into its arc, unless the arc inside has the same name or there is no room"
     name, fit = self.nodes[i][-1], _fit(self.nodes[i][-1].replace('_', ' '), np.radians(2*half)*radius, ring)
     if fit and name not in self.nodes[i][-2:-1]: _text(ax, fit[1], fit[0], angle, radius, along=fit[2])
 
-# %% ../nbs/00_hierarchy.ipynb #441f2bc5
+# %% ../nbs/00_hierarchy.ipynb #aaa971eb
 @patch
 def plot_sunburst(self:Hierarchy,
     ax=None,      # where to draw; None makes a figure that suits the number of classes
@@ -1009,7 +1048,7 @@ def plot_sunburst(self:Hierarchy,
         elif s >= 5: _text(ax, names[i], s, angle, ring*b+4, rim='level' if K <= 20 else 'ray')
     return ax
 
-# %% ../nbs/00_hierarchy.ipynb #e1f185f6
+# %% ../nbs/00_hierarchy.ipynb #eb4daf1c
 def _plot_matrix(ax, D):
     "Draw `D`; return the axis and its height in points"
     side = 4 if len(D) <= 20 else 6.5
@@ -1020,9 +1059,9 @@ def _plot_matrix(ax, D):
 
 def _ticks(ax, at, names, size=8):
     short = [n if len(n) <= 24 else n[:23] + '…' for n in names]
-    ax.set_xticks(at, short, size=size, rotation=90); ax.set_yticks(at, short, size=size); ax.tick_params(length=0)
+    ax.set_xticks(at, short, size=size, rotation=90, parse_math=False); ax.set_yticks(at, short, size=size, parse_math=False); ax.tick_params(length=0)
 
-# %% ../nbs/00_hierarchy.ipynb #cb6ffc2d
+# %% ../nbs/00_hierarchy.ipynb #8d41f377
 @patch
 def plot_costs(self:CostMatrix, ax=None):
     "The cost matrix, with as many class names as there is room for"
@@ -1031,7 +1070,7 @@ def plot_costs(self:CostMatrix, ax=None):
     _ticks(ax, range(0, len(self), step), self.leaves[::step])
     return ax
 
-# %% ../nbs/00_hierarchy.ipynb #5d691c5e
+# %% ../nbs/00_hierarchy.ipynb #33331c50
 @patch
 def plot_costs(self:Hierarchy,
     ax=None,    # where to draw

@@ -7,7 +7,7 @@ __all__ = ['Batch', 'error_rate', 'average_cost', 'mistake_severity', 'hier_dist
            'hier_recall', 'hier_f1', 'mean_iou', 'calibration_error', 'n_real', 'BatchReader', 'SumMetric',
            'hier_metrics', 'hier_report', 'class_means', 'means_distortion', 'MeansDistortion', 'ProtoDistortion']
 
-# %% ../nbs/03_metrics.ipynb #b0d85747
+# %% ../nbs/03_metrics.ipynb #e638160f
 import weakref
 from functools import partial
 from types import SimpleNamespace
@@ -18,7 +18,12 @@ from fastcore.basics import patch
 from .hierarchy import *
 from .distortion import distortion, scale_free_distortion
 
-# %% ../nbs/03_metrics.ipynb #0e0ddbea
+# %% ../nbs/03_metrics.ipynb #8537c14c
+def _whole(t):
+    "`t` as integers, if it holds nothing else"
+    if t.is_complex() or (t.is_floating_point() and not (t == t.floor()).all()): raise HierarchyError('labels are whole numbers, these are not')
+    return t.long()
+
 def _check_labels(t, K=None):
     "`K`, or one more than the largest label; complains of labels in `t` outside the classes"
     lo,hi = map(int, t.aminmax()) if len(t) else (0,-1)
@@ -27,7 +32,7 @@ def _check_labels(t, K=None):
     if lo<0 or hi>=K: raise HierarchyError(f'label {bad} is none of the {K} classes (`ignore_index={bad}` leaves it out)')
     return K
 
-# %% ../nbs/03_metrics.ipynb #159f95ba
+# %% ../nbs/03_metrics.ipynb #5795295f
 class Batch:
     "Predicted and true labels of a batch, flat and without `ignore_index`"
     def __init__(self,
@@ -39,10 +44,12 @@ class Batch:
         self.scores,targets = (torch.as_tensor(o).detach().as_subclass(Tensor) for o in (scores,targets))
         self.soft = self.scores.ndim == targets.ndim+1
         shape = self.scores.shape[:1] + self.scores.shape[1+self.soft:]
-        if shape != targets.shape: raise HierarchyError(f'scores {tuple(self.scores.shape)} do not fit targets {tuple(targets.shape)}')
+        if shape != targets.shape or not targets.ndim: raise HierarchyError(f'scores {tuple(self.scores.shape)} do not fit targets {tuple(targets.shape)}')
+        if self.soft and not self.scores.shape[1]: raise HierarchyError(f'scores {tuple(self.scores.shape)} are for no class at all')
         self.n_samples,self.ndim,self.k,self.done = len(targets),targets.ndim,k,{}
-        self.keep = None if ignore_index is None else targets != ignore_index
-        self.targs = self.flat(targets).long()
+        # -100 is not 156, which it would be among the eight bits of a mask
+        self.keep = None if ignore_index is None else (targets if targets.is_floating_point() else targets.long()) != ignore_index
+        self.targs = _whole(self.flat(targets))
         self.n_classes = _check_labels(self.targs, self.scores.shape[1] if self.soft else None)
         if not self.soft: self.n_classes = max(self.n_classes, _check_labels(self.preds))
 
@@ -52,18 +59,22 @@ class Batch:
         return self.done[f]
     def __len__(self): return len(self.targs)
 
-# %% ../nbs/03_metrics.ipynb #71dfeeab
+# %% ../nbs/03_metrics.ipynb #43a2105a
 def _tops(b): return b.scores.topk(b.k, 1)
 def _best(b):
     if b.k == 1: return b.scores.max(1)
     v,i = b.once(_tops)
     return (v[:,0],i[:,0]) if (v[:,0] > v[:,1]).all() else b.scores.max(1)
-def _preds(b): return b.flat(b.once(_best)[1] if b.soft else b.scores).long()
+def _preds(b):
+    if not b.soft: return _whole(b.flat(b.scores))
+    v,i = map(b.flat, b.once(_best))
+    if v.isnan().any(): raise HierarchyError(f'{int(v.isnan().sum())} of {len(v)} samples have scores that are NaN: there is no best class')
+    return i
 
 @patch(as_prop=True)
 def preds(self:Batch): "Predicted labels"; return self.once(_preds)
 
-# %% ../nbs/03_metrics.ipynb #5b6bbf4f
+# %% ../nbs/03_metrics.ipynb #07560c3b
 @patch
 def pairs(self:Batch, n_classes=None):
     "Predicted labels, true labels and how often each pair occurs; complains unless labels are for `n_classes`"
@@ -78,7 +89,7 @@ def _count_pairs(b):
     n = (p*K+t).bincount(minlength=K*K).view(K,K).cpu()
     return *n.nonzero(as_tuple=True), n[n>0].double()
 
-# %% ../nbs/03_metrics.ipynb #c3efe78f
+# %% ../nbs/03_metrics.ipynb #7691773e
 def _sums(*xs): return torch.stack([x.sum(dtype=torch.float64) for x in xs])
 def _ratio(s, k=1): return s[0]/s[k]
 
@@ -86,12 +97,12 @@ def _wrong(b):
     i,j,n = b.pairs()
     return _sums(n*(i!=j), n)
 
-# %% ../nbs/03_metrics.ipynb #050cc720
+# %% ../nbs/03_metrics.ipynb #98e81329
 def error_rate(scores, targets, ignore_index=None):
     "Share of wrong answers"
     return _ratio(_wrong(Batch(scores, targets, ignore_index)))
 
-# %% ../nbs/03_metrics.ipynb #5dcdb83b
+# %% ../nbs/03_metrics.ipynb #7f7040a2
 def _ready(D): return D if isinstance(D, Hierarchy) else as_costs(D).cpu()
 def _look_up(D, i, j): return (D.pair_costs(i, j) if isinstance(D, Hierarchy) else D[i,j]).double()
 
@@ -99,17 +110,17 @@ def _cost(b, D):
     i,j,n = b.pairs(len(D))
     return _sums(n*_look_up(D, i, j), n, n*(i!=j))
 
-# %% ../nbs/03_metrics.ipynb #ad72f8f2
+# %% ../nbs/03_metrics.ipynb #924c290b
 def average_cost(scores, targets, D, ignore_index=None):
     "Average hierarchical cost (eq. 1): the mean of `D[predicted, true]`"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _ready(D)))
 
-# %% ../nbs/03_metrics.ipynb #486e9c54
+# %% ../nbs/03_metrics.ipynb #38c3dfec
 def mistake_severity(scores, targets, D, ignore_index=None):
     "Mean cost of the wrong answers"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _ready(D)), k=2)
 
-# %% ../nbs/03_metrics.ipynb #4955a651
+# %% ../nbs/03_metrics.ipynb #475883b8
 @patch
 def top(self:Batch, k):
     "The `k` best labels of each sample, shape (N, k)"
@@ -118,30 +129,30 @@ def top(self:Batch, k):
     t = self.once(_tops) if k == self.k else self.scores.topk(k, 1)
     return self.flat(t.indices.movedim(1,-1))
 
-# %% ../nbs/03_metrics.ipynb #d1a5ec04
+# %% ../nbs/03_metrics.ipynb #489a0436
 def _at_k(b, D, k):
     b.pairs(len(D))
     t = b.top(k).cpu()
     c = _look_up(D, t, b.targs.cpu()[:,None].expand_as(t))
     return _sums(c.mean(1), torch.ones(len(c)))
 
-# %% ../nbs/03_metrics.ipynb #fd3030a3
+# %% ../nbs/03_metrics.ipynb #baf2a93c
 def hier_dist_at_k(scores, targets, D, k, ignore_index=None):
     "Mean cost of the `k` best answers, right or wrong"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _ready(D), k))
 
-# %% ../nbs/03_metrics.ipynb #5781a5f1
+# %% ../nbs/03_metrics.ipynb #f940bfde
 def _same_at(b, A):
     i,j,n = b.pairs(len(A))
     return _sums(n*(A[i]==A[j]), n)
 
-# %% ../nbs/03_metrics.ipynb #b0e0b231
+# %% ../nbs/03_metrics.ipynb #ddb0838d
 def level_accuracy(scores, targets, h, level, ignore_index=None):
     "Share of answers whose ancestor at `level` is right"
     A = as_tree(h, 'level_accuracy').ancestors(level)
     return _ratio(_same_at(Batch(scores, targets, ignore_index), A))
 
-# %% ../nbs/03_metrics.ipynb #a6a782b1
+# %% ../nbs/03_metrics.ipynb #61cd1e70
 def _sets(h):
     "Table of ancestors of each class from level 1 on, and the number of different ones"
     P = as_tree(h, 'a measure of ancestors').paths()
@@ -154,7 +165,7 @@ def _overlap(b, A, size):
 
 def _f1(s): return 2*s[0]/(s[1]+s[2])
 
-# %% ../nbs/03_metrics.ipynb #2520ae00
+# %% ../nbs/03_metrics.ipynb #ad0bc99c
 def hier_precision(scores, targets, h, ignore_index=None):
     "Share of the predicted labels' ancestors that are ancestors of the true label"
     return _ratio(_overlap(Batch(scores, targets, ignore_index), *_sets(h)))
@@ -167,7 +178,7 @@ def hier_f1(scores, targets, h, ignore_index=None):
     "Harmonic mean of `hier_precision` and `hier_recall`"
     return _f1(_overlap(Batch(scores, targets, ignore_index), *_sets(h)))
 
-# %% ../nbs/03_metrics.ipynb #50bd61bc
+# %% ../nbs/03_metrics.ipynb #252f6d80
 def _areas(b, n_classes=None):
     i,j,n = b.pairs(n_classes); K = n_classes or b.n_classes
     area = lambda k, w: torch.bincount(k, w, minlength=K)
@@ -177,12 +188,12 @@ def _iou(s):
     both,either = s[0],s[1]+s[2]-s[0]
     return (both/either)[either>0].mean()
 
-# %% ../nbs/03_metrics.ipynb #7554d3b6
+# %% ../nbs/03_metrics.ipynb #0923ca60
 def mean_iou(scores, targets, n_classes=None, ignore_index=None):
     "Mean over classes of intersection over union, for classes that occur in predictions or targets"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes))
 
-# %% ../nbs/03_metrics.ipynb #6dfc1b11
+# %% ../nbs/03_metrics.ipynb #827e2a2b
 @patch(as_prop=True)
 def confidence(self:Batch):
     "Softmax probability of the best answer of each sample"
@@ -191,20 +202,20 @@ def confidence(self:Batch):
     lse = torch.cat([o.float().logsumexp(1) for o in chunks])
     return self.flat((self.once(_best)[0].float() - lse).exp())
 
-# %% ../nbs/03_metrics.ipynb #fb22426d
+# %% ../nbs/03_metrics.ipynb #1eb89e18
 def _bins(b, n_bins):
     c = b.confidence.double().cpu()
     k = ((c*n_bins).ceil().long()-1).clamp(0, n_bins-1)
     return torch.stack([torch.bincount(k, w, minlength=n_bins) for w in ((b.preds==b.targs).double().cpu(), c, torch.ones_like(c))])
 
-# %% ../nbs/03_metrics.ipynb #09a7f0fb
+# %% ../nbs/03_metrics.ipynb #3eb91688
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
 def calibration_error(scores, targets, n_bins=15, ignore_index=None):
     "Expected calibration error of softmax probabilities, over `n_bins` equal bins of confidence"
     return _ece(_bins(Batch(scores, targets, ignore_index), n_bins))
 
-# %% ../nbs/03_metrics.ipynb #2fb2f271
+# %% ../nbs/03_metrics.ipynb #eebb165e
 def n_real(
     dl, # the DataLoader that gave the last batch
     bs  # samples in that batch
@@ -214,7 +225,7 @@ def n_real(
     end = dl.rank*dl.n_padded//dl.world_size + dl.i
     return bs - min(bs, max(0, end-dl.n))
 
-# %% ../nbs/03_metrics.ipynb #eb4b0ad6
+# %% ../nbs/03_metrics.ipynb #b95690d1
 class BatchReader:
     "The `Batch` of a Learner, made once for all metrics that share this reader"
     def __init__(self, ignore_index=None, k=1): self.ignore_index,self.k = ignore_index,k; self.forget()
@@ -226,7 +237,7 @@ class BatchReader:
             self.seen,self.batch = weakref.ref(learn.pred),Batch(learn.pred[:n], learn.y[:n], self.ignore_index, self.k)
         return self.batch
 
-# %% ../nbs/03_metrics.ipynb #b3274f44
+# %% ../nbs/03_metrics.ipynb #9bb8ac50
 class SumMetric(Metric):
     "A fastai metric that adds up `sums` of every batch, over all processes, and makes a number of them with `final`"
     def __init__(self,
@@ -245,7 +256,7 @@ class SumMetric(Metric):
     @property
     def name(self): return self._name
 
-# %% ../nbs/03_metrics.ipynb #18cbaf62
+# %% ../nbs/03_metrics.ipynb #f189bb37
 def _all_sum(x, device=None):
     "`x` summed over all processes, by way of `device`"
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()): return x
@@ -260,7 +271,7 @@ def value(self:SumMetric):
     self.reader.forget()
     return self.result
 
-# %% ../nbs/03_metrics.ipynb #b872eced
+# %% ../nbs/03_metrics.ipynb #3a22de7a
 _measures = {
     'error_rate':        lambda f: (_wrong, _ratio),
     'average_cost':      lambda f: (f.cost, _ratio),
@@ -282,7 +293,7 @@ def _functions(D, k):
         f.overlap,f.same_at = partial(_overlap, A=A, size=size),[partial(_same_at, A=A[:,l]) for l in range(D.depth-1)]
     return f
 
-# %% ../nbs/03_metrics.ipynb #b5d85795
+# %% ../nbs/03_metrics.ipynb #ae4bf0ae
 def _make(names, D, k):
     "Name, sums and final of each of the measures `names`"
     for o in names:
@@ -293,7 +304,7 @@ def _make(names, D, k):
         m = _measures[o](f)
         yield from m if isinstance(m, list) else [(o.replace('_k', f'_{k}'), *m)]
 
-# %% ../nbs/03_metrics.ipynb #e149157e
+# %% ../nbs/03_metrics.ipynb #a7d037be
 def hier_metrics(
     h,                # a Hierarchy, or a cost matrix
     names=None,       # names of metrics; None for the usual ones, 'all' for all of them
@@ -308,7 +319,7 @@ def hier_metrics(
     reader = BatchReader(ignore_index, k if 'hier_dist_at_k' in names else 1)
     return [SumMetric(sums, name, final, reader) for name,sums,final in _make(names, D, k)]
 
-# %% ../nbs/03_metrics.ipynb #ebe9a3b8
+# %% ../nbs/03_metrics.ipynb #c31ad0c6
 def hier_report(
     scores, targets,  # scores (B, K[, H, W]) or predicted labels, and true labels
     h,                # a Hierarchy, or a cost matrix
@@ -320,7 +331,7 @@ def hier_report(
     ms = [m for m in hier_metrics(h, names, k) if b.soft or not m.name.startswith(('hier_dist','calibration'))]
     return {m.name: m.final(b.once(m.sums)).item() for m in ms}
 
-# %% ../nbs/03_metrics.ipynb #8691b1db
+# %% ../nbs/03_metrics.ipynb #be715b42
 def _class_sums(x, b, n_classes):
     "Sum of the embeddings of each class and, in a last column, their number"
     b.pairs(n_classes)
@@ -328,25 +339,25 @@ def _class_sums(x, b, n_classes):
     s = x.new_zeros(n_classes, x.shape[1]+1)
     return s.index_add_(0, b.targs, torch.cat([x, torch.ones_like(x[:,:1])], 1)).cpu()
 
-# %% ../nbs/03_metrics.ipynb #c896987f
+# %% ../nbs/03_metrics.ipynb #215cd2b1
 def class_means(embeddings, targets, n_classes, ignore_index=None):
     "Mean of the `embeddings` (B, m[, H, W]) of each class, (n_classes, m); NaN for a class that does not occur"
     s = _class_sums(embeddings, Batch(targets, targets, ignore_index), n_classes)
     return (s[:,:-1]/s[:,-1:]).to(embeddings.dtype)
 
-# %% ../nbs/03_metrics.ipynb #ae869f84
+# %% ../nbs/03_metrics.ipynb #6873fbc0
 def _means_distortion(s, D, scale_free):
     seen = s[:,-1] > 0
     f = scale_free_distortion if scale_free else distortion
     return f((s[:,:-1]/s[:,-1:])[seen], as_costs(D).to(s)[seen][:,seen])
 
-# %% ../nbs/03_metrics.ipynb #3054c348
+# %% ../nbs/03_metrics.ipynb #3a4c6014
 def means_distortion(embeddings, targets, D, scale_free=True, ignore_index=None):
     "(Scale-free) distortion of the class means of `embeddings` with respect to `D`"
     D = as_costs(D)
     return _means_distortion(_class_sums(embeddings, Batch(targets, targets, ignore_index), len(D)), D, scale_free)
 
-# %% ../nbs/03_metrics.ipynb #e67c75ae
+# %% ../nbs/03_metrics.ipynb #4441d543
 class MeansDistortion(SumMetric):
     "(Scale-free) distortion of the class means of what enters the module `head`"
     def __init__(self, head, D, scale_free=True, ignore_index=None, reader=None):
@@ -362,7 +373,7 @@ class MeansDistortion(SumMetric):
     @property
     def value(self): self.close(); return super().value
 
-# %% ../nbs/03_metrics.ipynb #c7f29ea3
+# %% ../nbs/03_metrics.ipynb #f2123971
 class ProtoDistortion(Metric):
     "(Scale-free) distortion of the model's class prototypes"
     def __init__(self, D, scale_free=True): self.D,self.scale_free = as_costs(D),scale_free; self.reset()
