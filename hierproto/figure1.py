@@ -5,14 +5,13 @@
 # %% auto #0
 __all__ = ['MODELS', 'COSTS', 'PUBLISHED', 'COLUMNS', 'DATA', 'COLOURS', 'model_title', 'figure1_model', 'StepDown',
            'figure1_learner', 'embed', 'metrics_of', 'measure', 'first_of_each', 'Snapshots', 'recipe',
-           'figure1_recipes', 'add_row', 'finished', 'commit', 'circumstances', 'NoValidation', 'EpochBar', 'run',
-           'save_arrays', 'load_arrays', 'claim', 'run_all', 'figure1_table', 'tree_lines', 'plot_lines', 'plot_points',
-           'plot_figure1', 'keep_memory', 'demo_recipes', 'main']
+           'figure1_recipes', 'circumstances', 'NoValidation', 'EpochBar', 'run', 'save_arrays', 'load_arrays', 'claim',
+           'run_all', 'figure1_table', 'tree_lines', 'plot_lines', 'plot_points', 'plot_figure1', 'keep_memory',
+           'demo_recipes', 'main']
 
-# %% ../nbs/39_figure1_runs.ipynb #ce0e28c7
-import contextlib, ctypes, gc, hashlib, json, os, subprocess, sys, tempfile, time
-import numpy as np, pandas as pd, torch
-import fastai, hierproto, matplotlib.pyplot as plt
+# %% ../nbs/39_figure1_runs.ipynb #d12d0925
+import contextlib, ctypes, gc, hashlib, json, sys, tempfile, time
+import numpy as np, pandas as pd, torch, matplotlib.pyplot as plt
 from pathlib import Path
 from fastcore.all import *
 from fastcore.script import *
@@ -28,8 +27,9 @@ from .data.core import *
 from .data.digits import *
 from .data.mnist import *
 from .backbones.convnet import *
+from .rows import *
 
-# %% ../nbs/39_figure1_runs.ipynb #a275092a
+# %% ../nbs/39_figure1_runs.ipynb #43ee9f8f
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
           ('fixed','mnist_visual'), ('gp_disto','digits_chain'), ('fixed','digits_chain')]
 
@@ -38,7 +38,7 @@ def model_title(method, hierarchy):
     name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
     return name if method in ('cross_entropy','learnt') else f"{name} ({'numerical' if hierarchy=='digits_chain' else 'visual'})"
 
-# %% ../nbs/39_figure1_runs.ipynb #2163815a
+# %% ../nbs/39_figure1_runs.ipynb #4724da1c
 def figure1_model(
     method, # 'cross_entropy', 'learnt', 'gp_disto' or 'fixed'
     D,      # costs, which place fixed prototypes
@@ -51,14 +51,14 @@ def figure1_model(
     protos = embed_metric(D, m, seed=seed, progress=False) if method=='fixed' else torch.rand(K, m)
     return nn.Sequential(body, PrototypeHead(m, K, init=protos, learn=method!='fixed'))
 
-# %% ../nbs/39_figure1_runs.ipynb #b49564a5
+# %% ../nbs/39_figure1_runs.ipynb #d9526db4
 class StepDown(Callback):
     "Train at the rate `lr`, and divide it by 10 when each part of the epochs in `at` is over"
     def __init__(self, lr=.1, at=(2/3,5/6)): store_attr()
     def rate(self, epoch, n_epoch): return self.lr*.1**sum(epoch>=round(a*n_epoch) for a in self.at)
     def before_train(self): self.opt.set_hyper('lr', self.rate(self.epoch, self.n_epoch))
 
-# %% ../nbs/39_figure1_runs.ipynb #d6df04fe
+# %% ../nbs/39_figure1_runs.ipynb #530801a1
 def figure1_learner(
     dls,      # loaders of digits
     method,   # 'cross_entropy', 'learnt', 'gp_disto' or 'fixed'
@@ -74,7 +74,7 @@ def figure1_learner(
     return Learner(dls, figure1_model(method, D, m, seed), loss_func=CrossEntropyLossFlat(), lr=lr,
                    opt_func=partial(OptimWrapper, opt=torch.optim.SGD, momentum=.9), cbs=[StepDown(lr), *guide, *L(cbs)])
 
-# %% ../nbs/39_figure1_runs.ipynb #83cf2576
+# %% ../nbs/39_figure1_runs.ipynb #52beea2c
 def embed(model, dl):
     "Embeddings, scores and labels of all that `dl` holds"
     model.eval(); res = []
@@ -82,7 +82,7 @@ def embed(model, dl):
         for x,y in dl: z = model[0](x.as_subclass(Tensor)); res.append((z.cpu(), model[1](z).cpu(), y.as_subclass(Tensor).cpu()))
     return [torch.cat(o) for o in zip(*res)]
 
-# %% ../nbs/39_figure1_runs.ipynb #70dd4fcf
+# %% ../nbs/39_figure1_runs.ipynb #e57b92e8
 COSTS = dict(visual='mnist_visual', numerical='digits_chain')
 
 def metrics_of(scores, y, protos):
@@ -93,7 +93,7 @@ def metrics_of(scores, y, protos):
         res[f'ahc_{o}'],res[f'disto_{o}'] = float(average_cost(scores, y, D)),float(scale_free_distortion(protos, D))
     return res
 
-# %% ../nbs/39_figure1_runs.ipynb #a4741fc3
+# %% ../nbs/39_figure1_runs.ipynb #9d31e513
 def measure(
     model, # body and head
     dl     # what to measure on
@@ -105,10 +105,10 @@ def measure(
     confusion = torch.bincount(pred*10+y, minlength=100).view(10,10)
     return metrics_of(scores, y, protos), dict(z=z, y=y, pred=pred, means=means, protos=protos, confusion=confusion)
 
-# %% ../nbs/39_figure1_runs.ipynb #9443f05f
+# %% ../nbs/39_figure1_runs.ipynb #dcdcb730
 def first_of_each(y, n): "Places of the first `n` of each class in the labels `y`"; return torch.cat([(y==k).nonzero()[:n,0] for k in y.unique()])
 
-# %% ../nbs/39_figure1_runs.ipynb #455265be
+# %% ../nbs/39_figure1_runs.ipynb #ccc891f8
 class Snapshots(Callback):
     "Prototypes and embeddings of `n_each` digits of each class of `ds` at `n` moments of training"
     run_valid = False
@@ -120,7 +120,7 @@ class Snapshots(Callback):
         if self.train_iter in self.at: self.at.remove(self.train_iter); self.take()
     def after_fit(self): self.take()
 
-# %% ../nbs/39_figure1_runs.ipynb #06d0f61c
+# %% ../nbs/39_figure1_runs.ipynb #716fdea2
 @patch
 def take(self:Snapshots):
     "Keep this moment"
@@ -134,7 +134,7 @@ def arrays(self:Snapshots):
     "What was kept, by name"
     return dict(zip(('snap_step','snap_z','snap_protos'), map(torch.stack, zip(*self.frames))), snap_y=self.y)
 
-# %% ../nbs/39_figure1_runs.ipynb #b20187f1
+# %% ../nbs/39_figure1_runs.ipynb #3b928335
 PUBLISHED = dict(epochs=30, bs=256, lr=.1, lam=1., m=2)
 
 def recipe(
@@ -149,7 +149,7 @@ def recipe(
     r = dict(data=data, tier='figure1', method=method, seed=seed, fold=0, fraction=1., hierarchy=hierarchy, protocol=protocol, **{**PUBLISHED, **overrides})
     return dict(run_id=hashlib.sha1(json.dumps(r, sort_keys=True).encode()).hexdigest()[:12], **r)
 
-# %% ../nbs/39_figure1_runs.ipynb #7ae5a5ed
+# %% ../nbs/39_figure1_runs.ipynb #3ec4d295
 def figure1_recipes(
     data='mnist',  # 'mnist' or 'digits'
     published=5,   # seeds under the published protocol
@@ -160,36 +160,19 @@ def figure1_recipes(
     parts = [('published',published,MODELS), ('as_written',as_written,MODELS[:3])]
     return [recipe(data, *o, protocol=p, seed=s, **overrides) for s in range(max(published,as_written)) for p,n,models in parts if s<n for o in models]
 
-# %% ../nbs/39_figure1_runs.ipynb #4ce665ad
+# %% ../nbs/39_figure1_runs.ipynb #ff0f70fc
 COLUMNS = ('run_id data tier method seed fold fraction hierarchy overrides epochs er ahc seconds commit '
            'ahc_visual ahc_numerical disto_visual disto_numerical protocol versions').split()
 
-def add_row(
-    path, # of the results file
-    row   # a dict with at least the keys `COLUMNS`
+def circumstances(
+    r,    # a `recipe`
+    start # when it began, in seconds since 1970
 ):
-    "Append `row` to the CSV at `path`"
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError), open(path, 'x') as f: f.write(','.join(COLUMNS)+'\n')
-    with open(path, 'ab', buffering=0) as f: f.write(pd.DataFrame([row])[COLUMNS].to_csv(index=False, header=False).encode())
-
-# %% ../nbs/39_figure1_runs.ipynb #33c47cb8
-def finished(path): "The `run_id` of each row at `path`"; return set(pd.read_csv(path).run_id) if Path(path).exists() else set()
-
-# %% ../nbs/39_figure1_runs.ipynb #fa250def
-def commit():
-    "Commit of the source of this package, where it is known"
-    res = subprocess.run(['git','-C',str(Path(hierproto.__file__).parent),'rev-parse','--short','HEAD'], capture_output=True, text=True)
-    return res.stdout.strip()
-
-# %% ../nbs/39_figure1_runs.ipynb #91b6d77f
-def circumstances(r, start):
     "Under which circumstances the recipe `r` has run since `start`"
-    vs = dict(hierproto=hierproto.__version__, python=sys.version.split()[0], torch=torch.__version__, fastai=fastai.__version__)
     over = {k: r[k] for k,v in PUBLISHED.items() if r[k]!=v}
-    return dict(overrides=json.dumps(over), seconds=round(time.time()-start), commit=commit(), versions=', '.join(f'{k} {v}' for k,v in vs.items()))
+    return dict(overrides=json.dumps(over), seconds=round(time.time()-start), commit=commit(), versions=versions())
 
-# %% ../nbs/39_figure1_runs.ipynb #65e7ef90
+# %% ../nbs/39_figure1_runs.ipynb #3934f314
 class NoValidation(Callback):
     "Train without looking at the validation set"
     def before_validate(self): raise CancelValidException
@@ -200,7 +183,7 @@ class EpochBar(Callback):
     def after_train(self): self.pb.update(self.epoch+1)
     def after_fit(self): print(flush=True)
 
-# %% ../nbs/39_figure1_runs.ipynb #07b6a7f3
+# %% ../nbs/39_figure1_runs.ipynb #3c2ddf9c
 DATA = dict(mnist=mnist, digits=digits)
 
 def run(
@@ -219,19 +202,17 @@ def run(
     res['ahc'] = res['ahc_numerical' if r['hierarchy']=='digits_chain' else 'ahc_visual']
     return {**r, **res, **circumstances(r, start)}, {**arrays, **(learn.snapshots.arrays() if snapshots else {})}
 
-# %% ../nbs/39_figure1_runs.ipynb #c00ce121
+# %% ../nbs/39_figure1_runs.ipynb #8473ce30
 def save_arrays(path, arrays, n_each=100):
     "Write `arrays` to the npz file `path`, with `n_each` embeddings of each class"
     some = first_of_each(arrays['y'], n_each)
     small = dict(z=torch.float16, snap_z=torch.float16, y=torch.uint8, pred=torch.uint8, snap_y=torch.uint8)
     arrays = {k: (v[some] if k in ('z','y','pred') else v).to(small.get(k, v.dtype)).numpy() for k,v in arrays.items()}
-    path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f'{path.stem}.{os.getpid()}.part.npz')
-    np.savez_compressed(tmp, **arrays); os.replace(tmp, path)
+    write_whole(path, lambda f: np.savez_compressed(f, **arrays))
 
 def load_arrays(out, run_id): "Arrays of the run `run_id` in the folder `out`"; return dict(np.load(Path(out)/'figure1'/f'{run_id}.npz'))
 
-# %% ../nbs/39_figure1_runs.ipynb #f88fa506
+# %% ../nbs/39_figure1_runs.ipynb #b2724594
 @contextlib.contextmanager
 def claim(run_id):
     "Is the run `run_id` ours? True unless another program is at it"
@@ -243,7 +224,7 @@ def claim(run_id):
         except BlockingIOError: yield False; return
         yield True
 
-# %% ../nbs/39_figure1_runs.ipynb #c8dbdde1
+# %% ../nbs/39_figure1_runs.ipynb #4c7e20d9
 def run_all(
     recipes,            # what to run
     out='results',      # folder of the results
@@ -258,11 +239,11 @@ def run_all(
             if bar: print(f"{model_title(r['method'], r['hierarchy'])}, protocol {r['protocol']}, seed {r['seed']}", flush=True)
             row,arrays = run(r, snapshots=snapshots(r) is True, bar=bar)
             save_arrays(Path(out)/'figure1'/f"{r['run_id']}.npz", arrays)
-            add_row(path, row)
+            add_row(path, row, COLUMNS)
             gc.collect() # a learner and its callbacks hold on to each other, and to the data
-    return pd.read_csv(path)
+    return read_rows(path)
 
-# %% ../nbs/39_figure1_runs.ipynb #3f8e2383
+# %% ../nbs/39_figure1_runs.ipynb #717f6411
 _METRICS = dict(er='ER %', ahc_visual='AHC visual', ahc_numerical='AHC numerical', disto_visual='distortion visual', disto_numerical='distortion numerical')
 
 def _spread(x, digits): return f'{x.mean():.{digits}f}' + (f' ± {x.std():.{digits}f}' if len(x)>1 else '')
@@ -275,7 +256,7 @@ def figure1_table(
     rows = {model_title(*o): df[(df.method==o[0]) & (df.hierarchy==o[1])] for o in MODELS}
     return pd.DataFrame({k: {'seeds': len(g), **{n: _spread(g[c], 1 if c=='er' else 2) for c,n in _METRICS.items()}} for k,g in rows.items() if len(g)}).T
 
-# %% ../nbs/39_figure1_runs.ipynb #9879e833
+# %% ../nbs/39_figure1_runs.ipynb #8689ff97
 COLOURS = np.array('#c62828 #1a3f8b #1b7837 #8e44ad #2bb5c9 #7fbf3f #ef6c4d #3f7fe0 #d48ae0 #ffab73'.split())
 
 def tree_lines(
@@ -289,14 +270,14 @@ def tree_lines(
     at = np.concatenate([points, [points[o].mean(0) for o in below[len(points):]]])
     return [(at[i], at[p]) for i,p in enumerate(D.parent.tolist()) if p>=0], at[-1]
 
-# %% ../nbs/39_figure1_runs.ipynb #a4200310
+# %% ../nbs/39_figure1_runs.ipynb #826e82c1
 def plot_lines(ax, points, name):
     "The lines of hierarchy `name` between `points`, on `ax`"
     lines,root = tree_lines(points, name)
     for a,b in lines: ax.plot(*np.stack([a,b]).T, color='.25', lw=.8, zorder=2)
     if root is not None: ax.scatter(*root, marker='D', s=14, color='.25', zorder=3)
 
-# %% ../nbs/39_figure1_runs.ipynb #6e024418
+# %% ../nbs/39_figure1_runs.ipynb #ab1e8c3c
 def plot_points(ax, z, y, means=None, protos=None, name=None):
     "Embeddings `z` of digits `y`, class `means`, `protos` and the lines of hierarchy `name` on `ax`"
     ax.scatter(*z.astype(float).T, c=COLOURS[y], s=6, alpha=.55, lw=0)
@@ -308,7 +289,7 @@ def plot_points(ax, z, y, means=None, protos=None, name=None):
                                           **(dict(color='w') if protos is not None else dict(xytext=(7,7), textcoords='offset points')))
     ax.set_aspect('equal', adjustable='datalim'); ax.set_xticks([]); ax.set_yticks([])
 
-# %% ../nbs/39_figure1_runs.ipynb #ba46a6b0
+# %% ../nbs/39_figure1_runs.ipynb #21877ab6
 def plot_figure1(
     df,            # one row for each model
     out='results', # folder with the arrays of the runs
@@ -326,7 +307,7 @@ def plot_figure1(
             ax.set_title(f"({letter}) {model_title(method,name)}\nER {100*r.er:.1f}%, AHC {r[f'ahc_{o}']:.2f}, distortion {r[f'disto_{o}']:.2f}", fontsize=10)
     return axs
 
-# %% ../nbs/39_figure1_runs.ipynb #25595008
+# %% ../nbs/39_figure1_runs.ipynb #eec18ae2
 def keep_memory():
     "Let glibc keep freed memory for the next step; elsewhere nothing happens"
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -334,7 +315,7 @@ def keep_memory():
         # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD of malloc.h, as large as each may be
         return all([mallopt(k, v) for k,v in ((-3, 2**25), (-1, 2**31-1), (-2, 2**28))])
 
-# %% ../nbs/39_figure1_runs.ipynb #fd446a4a
+# %% ../nbs/39_figure1_runs.ipynb #3afeaba7
 def demo_recipes(): "The six models on the embedded digits"; return [recipe('digits', *o, protocol='as_written', epochs=40, bs=64, lr=.025) for o in MODELS]
 
 def _snapshots(r): return r['seed']==0 and r['protocol']=='published' and r['method'] in ('learnt','gp_disto')

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TABLE2', 'TABLE3', 'TABLE4', 'TITLES', 'NO_TREE', 'load_results', 'pick', 'paired', 'bootstrap', 'title', 'summary',
-           'bold_best', 'results_table', 'markdown', 'difference_table', 'plot_bars', 'size_table', 'plot_sizes',
-           'load_history', 'plot_scale', 'confusions', 'run_tree', 'plot_confusions', 'pair_table', 'report_tables',
-           'report_figures', 'report', 'report_cli']
+           'bold_best', 'results_table', 'markdown', 'other_lines', 'difference_table', 'plot_bars', 'size_table',
+           'plot_sizes', 'load_history', 'plot_scale', 'confusions', 'run_tree', 'plot_confusions', 'pair_table',
+           'report_tables', 'report_figures', 'report', 'report_cli']
 
-# %% ../nbs/41_report.ipynb #7dc47693
+# %% ../nbs/41_report.ipynb #74e2d3bd
 import contextlib, json
 import numpy as np, pandas as pd, matplotlib.pyplot as plt
 from functools import partial
@@ -17,9 +17,12 @@ from fastcore.all import *
 from fastcore.script import *
 from .hierarchy import *
 from .data.core import tree_for
+from .rows import *
+from .recipes import *
+from .runs import *
 from .experiments import *
 
-# %% ../nbs/41_report.ipynb #84238f2a
+# %% ../nbs/41_report.ipynb #912d43b8
 _SETS = ['cifar100','nyudv2','s2agri','inat19']
 
 def _table(text, sets):
@@ -40,7 +43,7 @@ fixed          24.7 1.083  33.1 1.462  19.4 0.710  43.9 2.148
 gp_rank        23.3 1.056  32.7 1.445  19.1 0.691  39.3 1.718
 gp_disto       23.6 1.052  32.5 1.440  18.9 0.685  38.9 1.721''', _SETS)
 
-# %% ../nbs/41_report.ipynb #1145a190
+# %% ../nbs/41_report.ipynb #a01e05c6
 TABLE3 = _table('''
 gp_disto_fixed_scale +0.1 +0.003  0.0 0.000   +0.2 +0.001  +0.9 0.000
 fixed                +1.1 +0.031  +0.6 +0.013 +0.5 +0.025  +5.0 +0.427
@@ -53,10 +56,10 @@ gp_disto:lam=2        +0.3 +0.013  +0.2 +0.010
 gp_disto:lam=3        +0.1 +0.004  +0.1 +0.010
 gp_disto:hidden=False +0.2 +0.015  +0.3 +0.011''', ['cifar100','s2agri'])
 
-# %% ../nbs/41_report.ipynb #797aa15d
+# %% ../nbs/41_report.ipynb #368fa731
 def load_results(
     data, # name of the data set
-    tier, # 'paper', 'cpu' or 'smoke'
+    tier, # name in `TIERS`
     out='results', # folder of the results
     hierarchy=None # of the runs; the usual one of `data` unless given
 ):
@@ -65,7 +68,7 @@ def load_results(
     if len(df): df = df[df.hierarchy==Path(hierarchy or TREES[data]).name].assign(er=100*df.er, overrides=df.overrides.map(json.loads))
     return df
 
-# %% ../nbs/41_report.ipynb #31f71873
+# %% ../nbs/41_report.ipynb #a5c9e6db
 def pick(
     df,         # rows, from `load_results`
     line,       # method, with settings after colons
@@ -79,7 +82,7 @@ def pick(
     want = json.loads(json.dumps(want))
     return df[(df.method==method) & np.isclose(df.fraction, fraction) & df.overrides.map(lambda o: o==want)].sort_values(['seed','fold'])
 
-# %% ../nbs/41_report.ipynb #d04b0fc6
+# %% ../nbs/41_report.ipynb #b60e0f97
 def paired(
     a, b,  # rows of two methods
     metric # name of a column
@@ -101,7 +104,7 @@ def bootstrap(
     draws = np.random.default_rng(seed).choice(np.asarray(x), (n,len(x)))
     return tuple(np.quantile(getattr(np, how)(draws, 1), [(1-level)/2,(1+level)/2]))
 
-# %% ../nbs/41_report.ipynb #28d76802
+# %% ../nbs/41_report.ipynb #f9bfb092
 TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO', hyperspherical='Hyperspherical', deep_ncm='Deep-NCM',
               learnt='Learnt prototypes', fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto', gp_disto_fixed_scale='Fixed scale', gp_disto_squared='Squared norm')
 _DIGITS = dict(er=1, ahc=3)
@@ -109,7 +112,7 @@ _DIGITS = dict(er=1, ahc=3)
 def title(line): "How a table names the `line`"; m,*o = line.split(':'); return TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
 def summary(x, how): "Mean or median of `x`"; return float(getattr(np, how)(x)) if len(x) else np.nan
 
-# %% ../nbs/41_report.ipynb #1dbc0450
+# %% ../nbs/41_report.ipynb #7c7fc731
 def _with_spread(x, how, d): return 'not run' if not len(x) else f'{summary(x, how):.{d}f}'+(f' ± {x.std():.{d}f}' if len(x)>1 else '')
 def _with_interval(x, how, d):
     if not len(x): return ''
@@ -118,7 +121,7 @@ def _with_interval(x, how, d):
 def _or_dash(x, d, sign=''): return '–' if x is None or np.isnan(x) else f'{x:{sign}.{d}f}'
 def _published(table, line, data, metric): return table[data][metric].get(line) if data in table else None
 
-# %% ../nbs/41_report.ipynb #235c3e7a
+# %% ../nbs/41_report.ipynb #f7f9c379
 def bold_best(
     column, # strings
     values  # the numbers behind them, nan where there is none
@@ -127,7 +130,7 @@ def bold_best(
     lowest = np.nanmin(values) if np.isfinite(values).any() else None
     return [f'**{s}**' if v==lowest else s for s,v in zip(column, values)]
 
-# %% ../nbs/41_report.ipynb #b71f9383
+# %% ../nbs/41_report.ipynb #8c898ec5
 def results_table(
     df,         # rows, from `load_results`
     data,       # name of the data set
@@ -137,18 +140,18 @@ def results_table(
 ):
     "Methods of table 2: runs, error rate and cost, paired differences to cross-entropy, published numbers"
     how = how or RECIPES[data]['summary'][0]
-    rows = {o: pick(df, o, base=base) for o in lines}
+    rows,ce = {o: pick(df, o, base=base) for o in lines},pick(df, 'cross_entropy', base=base)
     res = {'runs': [len(o) for o in rows.values()]}
     for m,name in (('er','ER %'),('ahc','AHC')):
         d = _DIGITS[m]
         value = [np.round(summary(o[m], how), d) if len(o) else np.nan for o in rows.values()]
         theirs = np.array([ifnone(_published(TABLE2, o, data, m), np.nan) for o in lines])
         res[name] = bold_best([_with_spread(o[m] if len(o) else [], how, d) for o in rows.values()], np.array(value))
-        res[f'{name} − CE'] = ['' if k=='cross_entropy' else _with_interval(paired(o, rows['cross_entropy'], m), how, d) for k,o in rows.items()]
+        res[f'{name} − CE'] = ['' if k=='cross_entropy' else _with_interval(paired(o, ce, m), how, d) for k,o in rows.items()]
         res[f'{name}, paper'] = bold_best([_or_dash(o, d) for o in theirs], theirs)
     return pd.DataFrame(res, index=pd.Index(map(title, lines), name=f'{data}, {how}'))
 
-# %% ../nbs/41_report.ipynb #59607e55
+# %% ../nbs/41_report.ipynb #c566f1b8
 def markdown(
     df # a table
 ):
@@ -157,7 +160,20 @@ def markdown(
     lines = [[df.index.name or '', *df.columns], ['---']*(1+df.shape[1]), *([i, *r] for i,r in zip(df.index, df.values))]
     return '\n'.join('| '+' | '.join(map(cell, o))+' |' for o in lines)
 
-# %% ../nbs/41_report.ipynb #33ab25a3
+# %% ../nbs/41_report.ipynb #a55a74fc
+def other_lines(
+    df,         # rows, from `load_results`
+    lines=(),   # lines that have a place already
+    base=None   # settings of the whole table
+):
+    "Lines of `df` besides `lines`, in the order of their first rows"
+    seen,res = [parse_methods(o)[0] for o in lines],[]
+    for r in df[df.fraction==1].itertuples() if len(df) else []:
+        over = {k: v for k,v in r.overrides.items() if (base or {}).get(k)!=v}
+        if (r.method,over) not in seen: seen.append((r.method,over)); res.append(':'.join([r.method, *(f'{k}={v}' for k,v in over.items())]))
+    return [o for o in res if len(pick(df, o, base=base))]
+
+# %% ../nbs/41_report.ipynb #898c9c78
 def difference_table(
     df,          # rows, from `load_results`
     data,        # name of the data set
@@ -174,7 +190,7 @@ def difference_table(
         res[f'{name}, paper'] = [_or_dash(_published(table, o, data, m), _DIGITS[m], '+') for o in table.index]
     return pd.DataFrame(res, index=pd.Index(map(title, table.index), name=f'{data}, difference to GP-disto'))
 
-# %% ../nbs/41_report.ipynb #5c4760ea
+# %% ../nbs/41_report.ipynb #bbac7913
 NO_TREE = ('cross_entropy','deep_ncm','learnt')
 
 def plot_bars(
@@ -194,7 +210,7 @@ def plot_bars(
     axs[0].get_yticklabels()[-1].set_fontweight('bold')
     return axs
 
-# %% ../nbs/41_report.ipynb #965945c7
+# %% ../nbs/41_report.ipynb #bcc348ec
 def _bars(ax, values, how, data, metric, published, name):
     "Bars of `values` on `ax`, with room at the left cut away so that differences show"
     v = np.array([summary(o, how) for o in values.values()])
@@ -210,7 +226,7 @@ def _bars(ax, values, how, data, metric, published, name):
     if len(seen): pad = .3*np.ptp(seen) or .1*seen[0]; ax.set_xlim(max(0, seen.min()-pad), seen.max()+pad)
     ax.set_xlabel(f'{name}, {how}')
 
-# %% ../nbs/41_report.ipynb #708f4db4
+# %% ../nbs/41_report.ipynb #73c3dcb2
 def size_table(
     df,        # rows, from `load_results`
     how='mean',# 'mean' or 'median'
@@ -226,7 +242,7 @@ def size_table(
                                                    **{o: 100*(summary(pick(df, o, f, base)[metric], how)/summary(ce[metric], how)-1) for o in lines if o!='cross_entropy'}}
     return pd.DataFrame(rows, index=lines).T.rename_axis('training set')
 
-# %% ../nbs/41_report.ipynb #f471de09
+# %% ../nbs/41_report.ipynb #f9a96d0c
 def plot_sizes(
     table,  # from `size_table`
     ax=None # an axis
@@ -240,7 +256,7 @@ def plot_sizes(
     ax.set(xlabel='training samples', ylabel='change of AHC, %'); ax.legend()
     return ax
 
-# %% ../nbs/41_report.ipynb #4b51a948
+# %% ../nbs/41_report.ipynb #e07f6628
 def load_history(row, out='results'): "The history of the run of `row`, a line an epoch"; return pd.read_csv(Path(out)/f'{row.data}_{row.tier}'/f'{row.run_id}.csv')
 
 def plot_scale(
@@ -254,7 +270,7 @@ def plot_scale(
     ax.axhline(1, c='grey', lw=.8, ls=':'); ax.set(xlabel='epoch', ylabel='$s^\\star$', ylim=(0,None)); ax.xaxis.set_major_locator(plt.MaxNLocator(integer=True)); ax.legend(fontsize=7)
     return ax
 
-# %% ../nbs/41_report.ipynb #7c9d5522
+# %% ../nbs/41_report.ipynb #8dc763ba
 def confusions(
     rows, # runs with predictions
     out   # folder of the results
@@ -267,7 +283,7 @@ def confusions(
         C = C+np.bincount(o['pred'][keep].astype(int)*K+o['targ'][keep], minlength=K*K).reshape(K,K)
     return C,list(o['vocab'])
 
-# %% ../nbs/41_report.ipynb #8e9cbc37
+# %% ../nbs/41_report.ipynb #76045b98
 def run_tree(
     rows, # runs with predictions, of one hierarchy
     out   # folder of the results
@@ -278,7 +294,7 @@ def run_tree(
     try: return tree_for(read_hierarchy(r.hierarchy), list(o['vocab']))
     except (HierarchyError,OSError): return CostMatrix(o['costs'], list(o['vocab']))
 
-# %% ../nbs/41_report.ipynb #3b021e66
+# %% ../nbs/41_report.ipynb #1c2ec12c
 def plot_confusions(
     Cs, # matrices by title
     h,  # their hierarchy, classes in the order of the matrices
@@ -295,7 +311,7 @@ def plot_confusions(
     axs[len(Cs)].imshow(h.costs().numpy()[np.ix_(order,order)], cmap='Reds', interpolation='nearest'); axs[len(Cs)].set(title='cost\n', xlabel='true')
     return axs
 
-# %% ../nbs/41_report.ipynb #ca1f1ad4
+# %% ../nbs/41_report.ipynb #f5ff8016
 def pair_table(
     C0, C1,      # confusions of two methods, the first is the reference
     h,           # their hierarchy
@@ -312,7 +328,7 @@ def pair_table(
                       'change %': np.round(100*(both1[i,j]/both0[i,j]-1)), 'cost': D[i,j]}).sort_values('change %', kind='stable')
     return pd.concat([t[:n], t[max(n, len(t)-n):]]).set_index('pair')
 
-# %% ../nbs/41_report.ipynb #f5eb5f05
+# %% ../nbs/41_report.ipynb #f232e74e
 def _has_preds(rows, out): return rows[[(Path(out)/f'{r.data}_{r.tier}'/f'{r.run_id}.npz').exists() for r in rows.itertuples()]] if len(rows) else rows
 
 def report_tables(
@@ -326,13 +342,14 @@ def report_tables(
     for name,t in (('Ablation',TABLE3),('Robustness',TABLE4)):
         t = difference_table(df, data, t, base=base)
         if t['runs'].any(): res[name] = t
+    if others := other_lines(df, [*TABLE, *TABLE3.index, *TABLE4.index], base): res['Other settings'] = results_table(df, data, base=base, lines=others).drop(columns=['ER %, paper','AHC, paper'])
     sizes = size_table(df, RECIPES[data]['summary'][0], base)
     if len(sizes)>1: res['Little data: AHC of cross-entropy, change in % of the others'] = sizes.rename(columns=title).round(2)
     ce,gp = [_has_preds(pick(df, o, base=base), out) for o in ('cross_entropy','gp_disto')]
     if len(ce) and len(ce)==len(gp): res['Pairs that guiding helps and hurts'] = _pairs(ce, gp, out)
     return {k: t for k,t in res.items() if len(t)}
 
-# %% ../nbs/41_report.ipynb #2270470f
+# %% ../nbs/41_report.ipynb #3246da71
 def _pairs(ce, gp, out):
     (C0,names),(C1,_) = confusions(ce, out),confusions(gp, out)
     return pair_table(C0, C1, run_tree(ce, out), names)
@@ -355,10 +372,10 @@ def report_figures(
     if len(gp) and len(gp)==len(ce):
         yield 'confusions',plot_confusions({title(o): confusions(r, out)[0] for o,r in (('cross_entropy',ce),('gp_disto',gp))}, run_tree(gp, out))[0].figure
 
-# %% ../nbs/41_report.ipynb #77ab2c07
+# %% ../nbs/41_report.ipynb #1ae367df
 def report(
     data:str='cifar100',  # digits, mnist, cifar100, nyudv2, s2agri or inat19
-    tier:str='cpu',       # paper, cpu or smoke
+    tier:str='cpu',       # paper, cpu, study or smoke
     set:str='',           # settings of the runs to report on, as in epochs=3
     hierarchy:str='',     # of the runs to report on; the usual one unless given
     out:str='results',    # folder of the results

@@ -1,19 +1,23 @@
 "A sweep that is killed at random moments, or shared by several processes, ends with the rows of an undisturbed one"
-import os, random, signal, subprocess, sys
+import hashlib, os, subprocess, sys
 from pathlib import Path
 import pandas as pd, pytest
 
-KILLS = int(os.environ.get('HIERPROTO_KILLS', 3))  # twenty when it matters
+KILLS = int(os.environ.get('HIERPROTO_KILLS', 3))  # twenty when it matters; results/kills.csv then says what came of it
+EPOCHS = max(3, KILLS)  # long enough to be killed so often
 TIMELESS = ['run_id', 'method', 'seed', 'er', 'ahc', 'loss', 'distortion', 'scale', 'best_epoch', 'n_train', 'params']
 
 # All libraries are loaded before the first fork, so that a child is at work at once and a kill hits the sweep rather than its imports.
 PROGRAM = '''
 import os, random, signal, sys, time
 import torch; torch.set_num_threads(1)
-from hierproto.experiments import *
+from hierproto.rows import finished
+from hierproto.recipes import sweep_recipes
+from hierproto.runs import results_file
+from hierproto.experiments import run_sweep
 import hierproto.methods
-out, kills, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-rs = sweep_recipes('digits', 'cross_entropy,gp_disto', seeds=2, tier='smoke', epochs=3, n_train=96, n_test=64)
+out, kills, processes, epochs = sys.argv[1], *map(int, sys.argv[2:])
+rs = sweep_recipes('digits', 'cross_entropy,gp_disto', seeds=2, tier='smoke', epochs=epochs, n_train=96, n_test=64)
 
 def child():
     pid = os.fork()
@@ -28,22 +32,23 @@ while killed < kills:
     killed += wait(pid) == -signal.SIGKILL
     if len(finished(results_file(rs[0], out))) == len(rs): break
 codes = [wait(pid) for pid in [child() for _ in range(processes)]]
-print('killed', killed); sys.exit(max(codes))
+print(killed); sys.exit(max(codes))
 '''
 
 
 def sweep(out, kills=0, processes=1):
-    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', PROGRAM, str(out), str(kills), str(processes)], capture_output=True, text=True,
-                         env={**os.environ, 'OMP_NUM_THREADS': '1'}, timeout=600)
+    "Rows of a sweep that is killed `kills` times, unless it ends before, then finished by `processes` at once; and how often it was killed"
+    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', PROGRAM, str(out), str(kills), str(processes), str(EPOCHS)], capture_output=True, text=True,
+                         env={**os.environ, 'OMP_NUM_THREADS': '1'}, timeout=3000)
     logs = [f.read_text() for f in Path(out).rglob('*.log')]
     assert res.returncode == 0, '\n'.join([res.stderr, *logs])
-    return pd.read_csv(Path(out)/'digits_smoke.csv').sort_values('run_id')[TIMELESS].to_csv(index=False)
+    return pd.read_csv(Path(out)/'digits_smoke.csv').sort_values('run_id')[TIMELESS].to_csv(index=False), int(res.stdout)
 
 
 @pytest.fixture(scope='module')
 def straight(tmp_path_factory):
     out = tmp_path_factory.mktemp('straight')
-    return sweep(out), out
+    return sweep(out)[0], out
 
 
 def left_over(out): return sorted(f.name for f in Path(out).rglob('*') if f.suffix in ('.ckpt', '.claim', '.part'))
@@ -54,20 +59,33 @@ def test_undisturbed(straight):
     assert len(rows.splitlines()) == 5 and not left_over(out)
 
 
+def write_down(killed, rows, equal):
+    "One row about this test in results/kills.csv"
+    from hierproto.rows import add_row, commit, versions
+    row = dict(kills=killed, runs=4, epochs=EPOCHS, rows=len(rows.splitlines())-1, equal=equal, commit=commit(), versions=versions())
+    row['run_id'] = hashlib.sha1(repr(sorted(row.items())).encode()).hexdigest()[:12]
+    add_row(Path(__file__).parents[1]/'results'/'kills.csv', row, ['run_id', *row][:-1])
+
+
 def test_killed(straight, tmp_path):
-    assert sweep(tmp_path, kills=KILLS) == straight[0]
+    rows, killed = sweep(tmp_path, kills=KILLS)
+    if 'HIERPROTO_KILLS' in os.environ:
+        write_down(killed, rows, rows == straight[0])
+        assert killed == KILLS, f'the sweep was finished after {killed} kills: more epochs are needed'
+    assert rows == straight[0]
     assert not left_over(tmp_path)
     for f in straight[1].glob('digits_smoke/*.csv'): assert f.read_bytes() == (tmp_path/'digits_smoke'/f.name).read_bytes()
 
 
 def test_shared_folder(straight, tmp_path):
-    assert sweep(tmp_path, kills=1, processes=3) == straight[0]
+    assert sweep(tmp_path, kills=1, processes=3)[0] == straight[0]
     assert not left_over(tmp_path)
 
 
 LAUNCHED = """
 import sys, torch; torch.set_num_threads(1)
-from hierproto.experiments import *
+from hierproto.recipes import resolve
+from hierproto.runs import train_run
 for m in sys.argv[2].split(','): train_run(resolve('digits', m, 'smoke', epochs=2, n_train=96, n_test=63), sys.argv[1])
 torch.distributed.destroy_process_group()
 """
@@ -76,7 +94,7 @@ torch.distributed.destroy_process_group()
 def test_accelerate(tmp_path):
     "Two processes on a CPU train a model together and write one row; HIERPROTO_METHODS=all does so for every method"
     pytest.importorskip('accelerate', reason='training on several processes needs accelerate')
-    from hierproto.experiments import TABLE, parse_methods
+    from hierproto.recipes import parse_methods
     methods = [m for m, _ in parse_methods(os.environ.get('HIERPROTO_METHODS', 'gp_disto,cross_entropy'))]
     (tmp_path/'launched.py').write_text(LAUNCHED)
     res = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'accelerate.commands.launch', '--multi_gpu', '--num_processes', '2', '--num_machines', '1', '--main_process_port', '0', '--mixed_precision', 'no',
