@@ -7,7 +7,7 @@ __all__ = ['proto_inits', 'start_protos', 'PrototypeHead', 'LinearHead', 'find_p
            'EmbedNorm', 'has_weights', 'arch_func', 'n_features', 'load_body', 'embedder', 'split_protos',
            'plot_embedding']
 
-# %% ../nbs/02_prototypes.ipynb #cc609a8b
+# %% ../nbs/02_prototypes.ipynb #3a8b52be
 import math
 from functools import partial
 from inspect import signature
@@ -22,10 +22,10 @@ from fastai.vision.learner import TimmBody, create_body, default_split, model_me
 from .hierarchy import *
 from .distortion import *
 
-# %% ../nbs/02_prototypes.ipynb #dea4ff1b
+# %% ../nbs/02_prototypes.ipynb #82a52c78
 proto_inits = dict(cube=torch.rand, normal=torch.randn)
 
-# %% ../nbs/02_prototypes.ipynb #de31fb21
+# %% ../nbs/02_prototypes.ipynb #a320fe51
 def start_protos(
     n, # number of prototypes
     m, # dimension of the embedding
@@ -39,7 +39,7 @@ def start_protos(
     if protos.shape != (n, m): raise ValueError(f"{n} prototypes of {m} dimensions wanted, `init` gives {tuple(protos.shape)}")
     return protos
 
-# %% ../nbs/02_prototypes.ipynb #3621eb36
+# %% ../nbs/02_prototypes.ipynb #ad96be82
 class PrototypeHead(nn.Module):
     "Scores of embeddings: minus their `distance` to the prototypes of the classes, eq. 2"
     def __init__(self,
@@ -59,14 +59,14 @@ class PrototypeHead(nn.Module):
 
     def extra_repr(self): return f"m={self.m}, n_protos={len(self.protos)}, n_classes={self.n_classes}"
 
-# %% ../nbs/02_prototypes.ipynb #1471c215
+# %% ../nbs/02_prototypes.ipynb #6a4bc180
 @patch
 def forward(self:PrototypeHead, x):
     z = x.movedim(1, -1)
     d = self.distance(z.reshape(-1, z.shape[-1]), self.protos[:self.n_classes])
     return -d.view(*z.shape[:-1], -1).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #33a4470a
+# %% ../nbs/02_prototypes.ipynb #e2c7b851
 class LinearHead(nn.Linear):
     "Scores that are a linear map of embeddings `(B, m)` or `(B, m, H, W)`: the cross-entropy baseline"
     def __init__(self,
@@ -76,7 +76,7 @@ class LinearHead(nn.Linear):
     ): super().__init__(m, n_classes, bias=bias)
     def forward(self, x): return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #5a2bb8d2
+# %% ../nbs/02_prototypes.ipynb #c4cb79fd
 def find_protos(
     model # any module
 ):
@@ -86,7 +86,7 @@ def find_protos(
     what = "no module with `protos`" if not found else f"{len(found)} modules with `protos`"
     raise ValueError(f"The model has {what}, exactly one is needed: end it in a `PrototypeHead`, or say which module it is")
 
-# %% ../nbs/02_prototypes.ipynb #78f583ee
+# %% ../nbs/02_prototypes.ipynb #05b7d0e7
 class DataLoss(nn.Module):
     "Eq. 3: cross-entropy of scores `(B, K[, H, W])`, with class weights and labels to ignore"
     y_int = True # fastai's MixUp mixes losses, not targets
@@ -101,24 +101,24 @@ class DataLoss(nn.Module):
 
     def per_item(self, scores, targets): return F.cross_entropy(scores, targets, ignore_index=self.ignore_index, reduction='none')
 
-# %% ../nbs/02_prototypes.ipynb #50e76531
+# %% ../nbs/02_prototypes.ipynb #b1efe009
 @patch
 def forward(self:DataLoss, scores, targets):
     targets = targets.long()
     counts = targets!=self.ignore_index
     w = counts.float() if self.weight is None else self.weight[targets.where(counts, 0)]*counts
-    loss = w*self.per_item(scores, targets)
-    if self.reduction=='none': return loss
     # a batch without labels has a sum of zero, and zero is what it should cost
-    return loss.sum() if self.reduction=='sum' else loss.sum()/w.sum().clamp(min=torch.finfo(w.dtype).tiny)
+    if self.reduction=='mean': w = w/w.sum().clamp(min=torch.finfo(w.dtype).tiny)
+    loss = w*self.per_item(scores, targets)
+    return loss if self.reduction=='none' else loss.sum()
 
-# %% ../nbs/02_prototypes.ipynb #770a034b
+# %% ../nbs/02_prototypes.ipynb #51169bde
 @patch
 def activation(self:DataLoss, scores): return scores.softmax(1)
 @patch
 def decodes(self:DataLoss, scores): return scores.argmax(1)
 
-# %% ../nbs/02_prototypes.ipynb #b30446cc
+# %% ../nbs/02_prototypes.ipynb #fc002b1e
 class FocalDataLoss(DataLoss):
     "`DataLoss` in which a sample counts less, by `(1-p)**gamma`, the surer its true class is"
     def __init__(self,
@@ -132,18 +132,18 @@ class FocalDataLoss(DataLoss):
         # expm1 keeps the digits of 1-p when p is near 1; the clamp keeps the gradient of a power below 1 finite
         return (-torch.expm1(-ce)).clamp(min=1e-8)**self.gamma*ce
 
-# %% ../nbs/02_prototypes.ipynb #c2634875
+# %% ../nbs/02_prototypes.ipynb #d004831c
 class MeanPool(nn.Module):
     "Mean over all positions of `(B, C, ...)`; vectors `(B, C)` pass"
     def forward(self, x): return x.flatten(2).mean(-1) if x.ndim>2 else x
 
-# %% ../nbs/02_prototypes.ipynb #f27d3efd
+# %% ../nbs/02_prototypes.ipynb #8fbbba53
 class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     "Batch normalisation of embeddings `(B, m)` or `(B, m, H, W)` without learnt factors"
     def __init__(self, m): super().__init__(m, affine=False)
     def _check_input_dim(self, x): pass
 
-# %% ../nbs/02_prototypes.ipynb #f2f5d1fc
+# %% ../nbs/02_prototypes.ipynb #718e4661
 def _weights_arg(arch): return first(o for o in ('weights','pretrained') if o in signature(arch).parameters)
 
 def has_weights(
@@ -152,7 +152,7 @@ def has_weights(
     "Does `arch` come with published weights?"
     return isinstance(arch, str) or (not isinstance(arch, nn.Module) and _weights_arg(arch) is not None)
 
-# %% ../nbs/02_prototypes.ipynb #2f919bbc
+# %% ../nbs/02_prototypes.ipynb #b43dcfd1
 def _function_body(arch, n_in, pretrained, cut):
     arg,name = _weights_arg(arch),getattr(arch, '__name__', arch)
     if pretrained and arg is None: raise ValueError(f"{name} has no published weights: use `pretrained=False`, or a file of an `embedder`")
@@ -160,20 +160,20 @@ def _function_body(arch, n_in, pretrained, cut):
     try: return create_body(arch(**kw), n_in, pretrained, ifnone(cut, model_meta.get(arch, {}).get('cut')))
     except StopIteration: raise ValueError(f"Where the features of {name} end is not known: give `cut`") from None
 
-# %% ../nbs/02_prototypes.ipynb #c4982742
+# %% ../nbs/02_prototypes.ipynb #fa683f38
 def _timm_body(name, n_in, pretrained):
     try: import timm
     except ImportError: raise ImportError(f"torchvision has no model {name!r}; to look in timm, `pip install timm`") from None
     return TimmBody(timm.create_model(name.removeprefix('timm/'), pretrained=pretrained, num_classes=0, in_chans=n_in))
 
-# %% ../nbs/02_prototypes.ipynb #7425e82e
+# %% ../nbs/02_prototypes.ipynb #0885e116
 def arch_func(
     arch # a function, a module, or a name
 ):
     "The torchvision function called `arch`, if there is one; else `arch` itself"
     return torchvision.models.get_model_builder(arch) if isinstance(arch, str) and arch in torchvision.models.list_models() else arch
 
-# %% ../nbs/02_prototypes.ipynb #f20f0c92
+# %% ../nbs/02_prototypes.ipynb #afa4e7ed
 def n_features(
     body, # any module
     n_in=3, # channels of a blank image
@@ -188,7 +188,7 @@ def n_features(
     except RuntimeError as e: raise ValueError(f"The number of features is not known, for the body fails on {[tuple(o.shape) for o in x]}: give `nf`") from e
     finally: body.train(was)
 
-# %% ../nbs/02_prototypes.ipynb #102fc5ea
+# %% ../nbs/02_prototypes.ipynb #2b222b73
 def load_body(
     body, # an `embedder`
     weights # file or state dict of an `embedder` of the same architecture
@@ -198,7 +198,7 @@ def load_body(
     body[0].load_state_dict({k.removeprefix('0.'):v for k,v in weights.items() if k.startswith('0.')})
     return body
 
-# %% ../nbs/02_prototypes.ipynb #0f6043f4
+# %% ../nbs/02_prototypes.ipynb #887a3ff2
 def _fetch(f, name):
     try: return f()
     except OSError as e:
@@ -207,7 +207,7 @@ def _fetch(f, name):
             f"`pretrained=<file>` takes the body of a model of yours, saved by `torch.save(learn.model[0].state_dict(), file)`; or download "
             f"the file elsewhere and put it into {where} (torchvision) or the Hugging Face cache (timm)") from e
 
-# %% ../nbs/02_prototypes.ipynb #c7af6a06
+# %% ../nbs/02_prototypes.ipynb #6bc3225b
 def embedder(
     arch, # function or name in torchvision or timm, or any module
     m=64, # dimension of the embedding
@@ -230,7 +230,7 @@ def embedder(
     res = nn.Sequential(*layers, *[EmbedNorm(m)]*norm)
     return load_body(res, pretrained) if pretrained and not public else res
 
-# %% ../nbs/02_prototypes.ipynb #b1855f29
+# %% ../nbs/02_prototypes.ipynb #cb06ac7c
 def split_protos(
     model # any module with prototypes
 ):
@@ -238,7 +238,7 @@ def split_protos(
     protos = find_protos(model).protos
     return L([[p for p in model.parameters() if p is not protos], [protos] if isinstance(protos, nn.Parameter) else []])
 
-# %% ../nbs/02_prototypes.ipynb #733d1758
+# %% ../nbs/02_prototypes.ipynb #21ce1690
 def _cells(ax, head, colors, n=200):
     "Colour the background of `ax` by the class that `head` would answer"
     (x0,x1),(y0,y1) = ax.get_xlim(),ax.get_ylim()
@@ -246,14 +246,14 @@ def _cells(ax, head, colors, n=200):
     with torch.no_grad(): near = head(grid.to(head.protos)).argmax(1).view(n, n).cpu()
     ax.imshow(colors[near], extent=(x0,x1,y0,y1), origin='lower', alpha=.15, aspect='equal', interpolation='nearest')
 
-# %% ../nbs/02_prototypes.ipynb #5aa31acb
+# %% ../nbs/02_prototypes.ipynb #24586e5c
 def _square(ax, points):
     "Limits of `ax` around `points` with one unit for both axes, so that distances can be compared by eye"
     lo,hi = points.amin(0),points.amax(0)
     (x,y),r = (lo+hi)/2,.55*(hi-lo).max()
     ax.set(xlim=(x-r,x+r), ylim=(y-r,y+r), aspect='equal')
 
-# %% ../nbs/02_prototypes.ipynb #e22e5cf2
+# %% ../nbs/02_prototypes.ipynb #c4317828
 def plot_embedding(
     z, # embeddings (N, 2)
     y, # their classes (N,)

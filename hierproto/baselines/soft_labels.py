@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['soft_labels', 'SoftLabelLoss']
 
-# %% ../../nbs/12_baselines.soft_labels.ipynb #f86b74bc
+# %% ../../nbs/12_baselines.soft_labels.ipynb #53576c59
 import torch, matplotlib.pyplot as plt
 from torch import tensor
 from fastcore.all import *
@@ -13,7 +13,7 @@ from ..hierarchy import *
 from ..prototypes import *
 from .cross_entropy import *
 
-# %% ../../nbs/12_baselines.soft_labels.ipynb #3fa74e6b
+# %% ../../nbs/12_baselines.soft_labels.ipynb #34329bb8
 def soft_labels(
     D, # `Hierarchy`, `CostMatrix` or (K, K) costs, read as D[predicted, true]
     beta=10. # inverse temperature: large is hard, 0 is uniform
@@ -22,7 +22,20 @@ def soft_labels(
     D = as_costs(D)
     return (-beta*D.t()/D.max().clamp(min=torch.finfo(D.dtype).tiny)).softmax(1)
 
-# %% ../../nbs/12_baselines.soft_labels.ipynb #d65c1737
+# %% ../../nbs/12_baselines.soft_labels.ipynb #99164947
+class _SoftCrossEntropy(torch.autograd.Function):
+    "Cross-entropy between the softmax of `x` and the targets `t`, both `(N, K)`"
+    @staticmethod
+    def forward(ctx, x, t):
+        logp = x.log_softmax(1)
+        loss = -torch.linalg.vecdot(t, logp)
+        ctx.save_for_backward(logp.exp_().sub_(t))
+        return loss
+
+    @staticmethod
+    def backward(ctx, g): return ctx.saved_tensors[0]*g[:,None],None
+
+# %% ../../nbs/12_baselines.soft_labels.ipynb #b6e74b63
 class SoftLabelLoss(ScoreLoss):
     "Cross-entropy with the targets of `soft_labels`"
     def __init__(self,
@@ -36,8 +49,5 @@ class SoftLabelLoss(ScoreLoss):
         self.register_buffer('labels', T)
 
     def terms(self, scores, targets):
-        t = self.labels.to(scores.dtype)[targets]
-        if self.gamma: return (t*focal(scores.log_softmax(1), self.gamma)).sum(1)
-        # scores that are moved by their largest keep the difference of two large numbers exact
-        x = scores - scores.detach().amax(1, keepdim=True)
-        return x.logsumexp(1) - (t*x).sum(1)
+        t = self.labels.to(scores.dtype).index_select(0, targets)
+        return (t*focal(scores.log_softmax(1), self.gamma)).sum(1) if self.gamma else _SoftCrossEntropy.apply(scores, t)
