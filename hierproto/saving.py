@@ -8,7 +8,7 @@ __all__ = ['ARCHS', 'ModelError', 'PictureError', 'read_classes', 'classes_json'
            'picture_tensor', 'ChannelNorm', 'Predictor', 'get_rule', 'as_predictor', 'save_model', 'load_model',
            'load_pickle', 'Answers', 'export_onnx']
 
-# %% ../nbs/38_saving.ipynb #dff1810a
+# %% ../nbs/38_saving.ipynb #36984c9d
 import csv, difflib, io, json, os, shutil, warnings
 from copy import deepcopy
 from functools import partial
@@ -37,14 +37,14 @@ from .baselines.frame import *
 from .backbones.convnet import *
 from .backbones.resnet import *
 
-# %% ../nbs/38_saving.ipynb #9291445b
+# %% ../nbs/38_saving.ipynb #8686910b
 class ModelError(ValueError):
     "A saved model that cannot be used or made, and why"
 
 class PictureError(ValueError):
     "A picture that cannot be read, and why"
 
-# %% ../nbs/38_saving.ipynb #955bc40a
+# %% ../nbs/38_saving.ipynb #8d4dfd6a
 _costs_format = 'hierproto-costs-1'
 
 def _is_matrix(f):
@@ -57,11 +57,11 @@ def _has_parents(f):
     with open(f, encoding='utf-8-sig', errors='replace', newline='') as o: head = [c.strip() for c in next(csv.reader(o), [])]
     return {'node','parent'} <= set(head) <= {'node','parent','weight'}
 
-# %% ../nbs/38_saving.ipynb #f2d1c630
+# %% ../nbs/38_saving.ipynb #26fd7fc0
 def _read_csv_classes(f):
     try: kind = _is_matrix(f),_has_parents(f)
     except csv.Error as e: raise HierarchyError(f'{f}: this is not CSV: {e}') from None
-    return CostMatrix.from_csv(f) if kind[0] else Hierarchy.from_parents(f) if kind[1] else Hierarchy.from_csv(f)
+    return CostMatrix.from_csv(f) if kind[0] else Hierarchy.from_parents(str(f)) if kind[1] else Hierarchy.from_csv(f)
 
 def _read_json_classes(f):
     text = Path(f).read_bytes()
@@ -72,7 +72,7 @@ def _read_json_classes(f):
     if not all(isinstance(d.get(k), list) for k in ('names','costs')): raise HierarchyError(f'{f}: `names` and `costs` must be lists')
     return CostMatrix(d['costs'], d['names'], warn=False)
 
-# %% ../nbs/38_saving.ipynb #5f35422a
+# %% ../nbs/38_saving.ipynb #8e5e93e9
 def read_classes(
     f # a .csv or .json file, or the name of a tree of the library
 ):
@@ -83,7 +83,7 @@ def read_classes(
     try: return _read_csv_classes(f) if kind=='.csv' else _read_json_classes(f)
     except OSError as e: raise HierarchyError(f'{f}: this file cannot be read: {e.strerror or e}') from None
 
-# %% ../nbs/38_saving.ipynb #ffa85819
+# %% ../nbs/38_saving.ipynb #dec4363a
 def classes_json(h):
     "The `Hierarchy` or `CostMatrix` `h` as JSON"
     if isinstance(h, Hierarchy): return h.to_json()
@@ -94,7 +94,7 @@ def _classes_of(text, where):
     f = io.StringIO(text); f.name = where
     return Hierarchy.from_json(f) if _costs_format not in text[:200] else CostMatrix(*itemgetter('costs','names')(json.loads(text)), warn=False)
 
-# %% ../nbs/38_saving.ipynb #4091d251
+# %% ../nbs/38_saving.ipynb #0d65dce2
 def _few(items, n=3): items = list(items); return ', '.join(items[:n]) + (f' and {len(items)-n} more' if len(items)>n else '')
 
 def _moves(old, new):
@@ -107,7 +107,7 @@ def _moves(old, new):
     edges = [p for p in {**old.weights, **new.weights} if p in old.nodes and p in new.nodes and old.weights.get(p, 1)!=new.weights.get(p, 1)]
     return moved + [f"the edge above {'/'.join(p)!r} weighed {old.weights.get(p, 1):g} and weighs {new.weights.get(p, 1):g}" for p in edges]
 
-# %% ../nbs/38_saving.ipynb #6ec0c367
+# %% ../nbs/38_saving.ipynb #2f7af5fd
 def tree_difference(
     old, # the `Hierarchy` or `CostMatrix` of training
     new  # the one of today
@@ -119,7 +119,7 @@ def tree_difference(
     if isinstance(old, Hierarchy) or not gone: says += [_few(o) for o in [_moves(old, new)] if o]
     return '; '.join(says) or ('the classes are in another order' if old.leaves!=new.leaves else '')
 
-# %% ../nbs/38_saving.ipynb #a5b2c463
+# %% ../nbs/38_saving.ipynb #cb70d535
 _distances = {**distances, 'squared_cosine': squared_cosine}
 
 def _distance_name(f):
@@ -135,7 +135,7 @@ def _frame_head(m, n_classes):
     head.__class__,head.log_scale = FrameHead,nn.Parameter(torch.zeros(()))
     return head
 
-# %% ../nbs/38_saving.ipynb #517ec8eb
+# %% ../nbs/38_saving.ipynb #a4ba7381
 _heads = dict( # what is kept of a head, and the function of the hierarchy and these that makes it again
     LinearHead=(lambda o: dict(m=o.in_features, n_classes=o.out_features, bias=o.bias is not None), lambda h, **kw: LinearHead(**kw)),
     PrototypeHead=(lambda o: dict(m=o.m, n_protos=len(o.protos), n_classes=o.n_classes, distance=_distance_name(o.distance), learn=o.protos.requires_grad),
@@ -152,7 +152,7 @@ def head_settings(
     if name not in _heads: raise ModelError(f"A {name} cannot be saved by name; the heads that can are {', '.join(_heads)}. `torch.save(learn.model.state_dict(), file)` keeps the weights")
     return dict(type=name, **_heads[name][0](head))
 
-# %% ../nbs/38_saving.ipynb #b8d5a640
+# %% ../nbs/38_saving.ipynb #0a2929f1
 def make_head(
     settings, # from `head_settings`
     h # the `Hierarchy` or `CostMatrix` of the classes
@@ -164,7 +164,7 @@ def make_head(
     try: return _heads[name][1](h, **kw)
     except (TypeError,KeyError,RuntimeError,OverflowError) as e: raise ModelError(f"The settings of the head, {settings}, are not those of a {name}: {e}") from None
 
-# %% ../nbs/38_saving.ipynb #6767acab
+# %% ../nbs/38_saving.ipynb #aad5f3cf
 ARCHS = dict(thin_resnet=thin_resnet, resnet18_32=resnet18_32, convnet=partial(convnet, m=64), resnet18_224=lambda n_in=3: resnet18_224(pretrained=False))
 
 def _timm_names():
@@ -183,7 +183,7 @@ def known_arch(
     lost = '' if timm else "; timm, which has many more, is not installed: pip install 'hierproto[timm]'"
     raise ModelError(f"No architecture is called {arch!r}{f' (did you mean {near}?)' if near else ''}{lost}. One of your own is given to `load_model` as `body`")
 
-# %% ../nbs/38_saving.ipynb #9e70e628
+# %% ../nbs/38_saving.ipynb #59fa716f
 def arch_name(
     arch, # a name, or a function of torchvision or of the library
 ):
@@ -203,7 +203,7 @@ def make_body(
     if arch=='resnet18_224' and n_in!=3: raise ModelError(f'resnet18_224 takes pictures of 3 channels, not {n_in}')
     return ARCHS[arch](**kwargs, **({} if arch=='resnet18_224' else dict(n_in=n_in)))
 
-# %% ../nbs/38_saving.ipynb #36910aa2
+# %% ../nbs/38_saving.ipynb #1c178d72
 def _is_embedder(o): return isinstance(o, nn.Sequential) and len(o)>0 and all(isinstance(l, (MeanPool,LinearHead,EmbedNorm)) for l in o[1:])
 
 def embedder_settings(
@@ -217,14 +217,14 @@ def embedder_settings(
     return dict(n_in=n_in, pool=any(isinstance(o, MeanPool) for o in emb[1:]), project=linear is not None,
                 norm=any(isinstance(o, EmbedNorm) for o in emb[1:]), **sizes)
 
-# %% ../nbs/38_saving.ipynb #fc9734e0
+# %% ../nbs/38_saving.ipynb #a52a1b6d
 def _transforms(dl): return [o for k in ('after_item','after_batch') for o in L(getattr(getattr(dl, k, None), 'fs', None))]
 
 def _known_transform(o):
     plain = isinstance(o, (ToTensor,IntToFloatTensor,Normalize)) or type(o) is Resize or getattr(o, 'split_idx', None)==0
     return plain or (isinstance(o, AffineCoordTfm) and o.size is None)
 
-# %% ../nbs/38_saving.ipynb #2fef5b81
+# %% ../nbs/38_saving.ipynb #91e8433d
 def image_settings(
     dls # `DataLoaders`
 ):
@@ -238,7 +238,7 @@ def image_settings(
     if len(stats['mean'])!=x.shape[1]: stats = {k: v*x.shape[1] for k,v in stats.items()}
     return dict(channels=x.shape[1], size=list(x.shape[-2:]), resize=resize.method if resize else ResizeMethod.Squish, pad=resize.pad_mode if resize else 'reflection', **stats)
 
-# %% ../nbs/38_saving.ipynb #d9ee38ce
+# %% ../nbs/38_saving.ipynb #46466156
 def read_picture(
     o, # a file, a PIL image, or an array (H, W[, 3]) of bytes
     channels=3 # 1 or 3
@@ -252,7 +252,7 @@ def read_picture(
     except (OSError,ValueError,TypeError,SyntaxError,EOFError,AttributeError,Image.DecompressionBombError) as e:
         raise PictureError(f'{o if isinstance(o, (str,Path)) else type(o).__name__}: this is no picture that can be read ({e})') from None
 
-# %% ../nbs/38_saving.ipynb #83f4595d
+# %% ../nbs/38_saving.ipynb #4dee762b
 def picture_tensor(
     o, # see `read_picture`
     channels, size, resize='squish', pad='reflection', **_ # as `image_settings` gives them
@@ -261,7 +261,7 @@ def picture_tensor(
     img = Resize(tuple(size), resize, pad)(read_picture(o, channels), split_idx=1)
     return image2tensor(img).float()/255
 
-# %% ../nbs/38_saving.ipynb #5237d40c
+# %% ../nbs/38_saving.ipynb #2c7e2e69
 class ChannelNorm(nn.Module):
     "Subtract `mean` and divide by `std`, channel by channel"
     def __init__(self, mean, std):
@@ -277,7 +277,7 @@ class Predictor:
         self.norm = ChannelNorm(im['mean'], im['std']) if im else nn.Identity()
     def __repr__(self): return f"Predictor: {self.settings.get('method') or 'a model'} on {self.settings.get('arch') or 'a body of your own'}, {len(self.h)} classes"
 
-# %% ../nbs/38_saving.ipynb #3d525d1c
+# %% ../nbs/38_saving.ipynb #5b450990
 @patch
 def batch(self:Predictor, images):
     "The pictures `images` as one tensor, not yet normalised"
@@ -295,7 +295,7 @@ def _checked(self:Predictor, x):
     if want and list(x.shape[1:])!=want: raise PictureError(f"a batch of shape {tuple(x.shape)}, where the model takes (N, {', '.join(map(str, want))})")
     return x.as_subclass(torch.Tensor)
 
-# %% ../nbs/38_saving.ipynb #f6dd8b08
+# %% ../nbs/38_saving.ipynb #95a85b67
 @patch
 @torch.no_grad()
 def scores(self:Predictor,
@@ -307,7 +307,7 @@ def scores(self:Predictor,
     if not len(images): self.batch(images)
     return torch.cat([self.model(self.norm(self.batch(o))) for o in chunked(images, bs)])
 
-# %% ../nbs/38_saving.ipynb #254f7383
+# %% ../nbs/38_saving.ipynb #236ec44d
 _rules = dict(argmax=lambda h, t: argmax_rule, crm=lambda h, t: CRM(h), back_off=lambda h, t: BackOff(as_tree(h, 'the rule back_off'), t))
 
 def get_rule(
@@ -320,7 +320,19 @@ def get_rule(
     if not 0<=threshold<=1: raise ModelError(f'The threshold {threshold} is no probability between 0 and 1')
     return _rules[rule](h, threshold)
 
-# %% ../nbs/38_saving.ipynb #aba32cb9
+# %% ../nbs/38_saving.ipynb #b6dd8165
+@patch
+def paths(self:Predictor,
+    scores, # (N, K), from `scores`
+    rule=None, # 'argmax', 'crm' or 'back_off'; that of the method by default
+    threshold=.5 # of 'back_off'
+):
+    "For each row of `scores` the path of classes with probabilities, from the largest group down to the answer"
+    f = get_rule(rule or self.settings.get('rule', 'argmax'), self.h, threshold)
+    if scores.ndim!=2: raise ModelError(f'This model gives maps, {tuple(scores.shape)}: `scores` has them, and a rule of `hierproto.inference` decides for each point')
+    if isinstance(self.h, Hierarchy): return [class_path(s, self.h, f) for s in scores]
+    return [ClassPath([(self.h.leaves[k], p[k].item())]) for p,k in zip(scores.softmax(1), f(scores).tolist())]
+
 @patch
 def predict(self:Predictor,
     images, # files, PIL images, arrays of bytes, or a batch
@@ -328,12 +340,9 @@ def predict(self:Predictor,
     threshold=.5 # of 'back_off'
 ):
     "For each of `images` the path of classes with probabilities, from the largest group down to the answer"
-    f,scores = get_rule(rule or self.settings.get('rule', 'argmax'), self.h, threshold),self.scores(images)
-    if scores.ndim!=2: raise ModelError(f'This model gives maps, {tuple(scores.shape)}: `scores` has them, and a rule of `hierproto.inference` decides for each point')
-    if isinstance(self.h, Hierarchy): return [class_path(s, self.h, f) for s in scores]
-    return [ClassPath([(self.h.leaves[k], p[k].item())]) for p,k in zip(scores.softmax(1), f(scores).tolist())]
+    return self.paths(self.scores(images), rule, threshold)
 
-# %% ../nbs/38_saving.ipynb #bd72d758
+# %% ../nbs/38_saving.ipynb #75d97c58
 def _versions():
     def of(n):
         try: return version(n)
@@ -348,7 +357,7 @@ def _hierarchy_of(learn, h):
     if not isinstance(h, (Hierarchy,CostMatrix)): h = CostMatrix(h, vocab, warn=False)
     return h.align(vocab) if vocab else h
 
-# %% ../nbs/38_saving.ipynb #8bee8ffd
+# %% ../nbs/38_saving.ipynb #fddf38e6
 def _find_arch(learn, arch):
     "The name of the body of `learn`, None if there is none"
     arch,body = ifnone(arch, getattr(learn, 'arch', None)),learn.model[0][0] if _is_embedder(learn.model[0]) else None
@@ -374,7 +383,7 @@ def as_predictor(
 
 _format = 'hierproto-model-1'
 
-# %% ../nbs/38_saving.ipynb #849dda3c
+# %% ../nbs/38_saving.ipynb #4e1cc23b
 def _write_model(p, folder):
     "The three files of the predictor `p`, into `folder`"
     tensors = {k: v.detach().contiguous().clone() for k,v in p.model.state_dict().items()}
@@ -386,7 +395,7 @@ def _example_batch(p, n=2):
     im = p.settings.get('images')
     return torch.rand(n, im['channels'], *im['size'], generator=torch.Generator().manual_seed(0)) if im else None
 
-# %% ../nbs/38_saving.ipynb #8f3c78f7
+# %% ../nbs/38_saving.ipynb #0a8f7caa
 def save_model(
     learn, # a `Learner`, or a `Predictor`
     folder, # where to; made if need be
@@ -408,7 +417,7 @@ def save_model(
     finally: shutil.rmtree(new, ignore_errors=True)
     return folder
 
-# %% ../nbs/38_saving.ipynb #91042142
+# %% ../nbs/38_saving.ipynb #14ec7255
 def _read_back(p, folder):
     "Complain unless the files of `p` in `folder` make the same model again"
     s,x = p.settings,_example_batch(p)
@@ -417,7 +426,7 @@ def _read_back(p, folder):
     if x is not None and not torch.allclose(again.scores(x), p.scores(x), atol=1e-4, rtol=1e-4):
         raise ModelError(f"{s['arch']} takes the weights of the body, but gives other scores: is this its architecture?")
 
-# %% ../nbs/38_saving.ipynb #6262d449
+# %% ../nbs/38_saving.ipynb #f87de058
 def _read_settings(folder):
     f = folder/'settings.json'
     if not folder.is_dir(): raise ModelError(f'{folder}: there is no such folder')
@@ -432,7 +441,7 @@ def _read_settings(folder):
     _check_images(s.get('images'), f)
     return s
 
-# %% ../nbs/38_saving.ipynb #d8b0cd81
+# %% ../nbs/38_saving.ipynb #6d999f8f
 def _check_images(im, f):
     if im is None: return
     whole = lambda o: type(o) is int and 0<o<=10_000
@@ -442,7 +451,7 @@ def _check_images(im, f):
           and im.get('resize') in ('squish','crop','pad') and im.get('pad') in ('reflection','zeros','border'))
     if not ok: raise ModelError(f'{f}: `images` must hold channels, size, resize, pad, and a mean and std for each channel, not {im}')
 
-# %% ../nbs/38_saving.ipynb #f3bae9b8
+# %% ../nbs/38_saving.ipynb #1a1cad29
 def _read_weights(f):
     "Tensors and metadata of the safetensors file `f`"
     try:
@@ -458,7 +467,7 @@ def _check_tree(h, s, meta, where):
     what = tree_difference(old, now) if old is not None else f"the fingerprint is {now.fingerprint} and was {s['fingerprint']}"
     raise HierarchyError(f"{where}: the hierarchy is not the one the model was trained with: {what}. Take the hierarchy of training, or train again")
 
-# %% ../nbs/38_saving.ipynb #ba34eb4a
+# %% ../nbs/38_saving.ipynb #a2f9472b
 def _load_weights(model, tensors, where):
     want = model.state_dict()
     missing,extra = [k for k in want if k not in tensors],[k for k in tensors if k not in want]
@@ -476,7 +485,7 @@ def _make_model(s, h, body):
         return nn.Sequential(embedder(body, **e), make_head(s['head'], h))
     except (TypeError,AttributeError,RuntimeError,OverflowError) as err: raise ModelError(f"settings.json: {s['arch']} cannot be made with {e} and {s['arch_args']}: {err}") from None
 
-# %% ../nbs/38_saving.ipynb #2a8c6584
+# %% ../nbs/38_saving.ipynb #ac160e29
 def load_model(
     folder, # written by `save_model` or hierproto_fit
     hierarchy=None, # the classes of today, checked against those of training: a `Hierarchy`, a `CostMatrix` or a file
@@ -494,7 +503,7 @@ def load_model(
     _load_weights(model, tensors, folder/'model.safetensors')
     return Predictor(model, h, s)
 
-# %% ../nbs/38_saving.ipynb #1269fd86
+# %% ../nbs/38_saving.ipynb #2fdaa859
 def load_pickle(
     path, # a file written by `learn.export`
     cpu=True # load onto the CPU?
@@ -503,7 +512,7 @@ def load_pickle(
     warnings.warn(f'{path} is a pickle, and loading it runs whatever program its author put into it. `save_model` and `load_model` do without')
     with warnings.catch_warnings(): warnings.simplefilter('ignore'); return load_learner(path, cpu=cpu)
 
-# %% ../nbs/38_saving.ipynb #f443c4ec
+# %% ../nbs/38_saving.ipynb #5ec344a4
 class Answers(nn.Module):
     "Pictures to scores, probabilities of all nodes of `h` (of the classes, without a tree) and the answers of `rule`"
     def __init__(self, model, norm, h, rule):
@@ -511,7 +520,7 @@ class Answers(nn.Module):
         self.norm,self.model,self.rule,self.probs = norm,model,rule,SubtreeProbs(h) if isinstance(h, Hierarchy) else nn.Softmax(1)
     def forward(self, images): s = self.model(self.norm(images)); return s,self.probs(s),self.rule(s)
 
-# %% ../nbs/38_saving.ipynb #9b43c959
+# %% ../nbs/38_saving.ipynb #b9c1cc9b
 class _PlainYOLO(nn.Module):
     "The scores of a `YOLOHead` by plain indexing"
     def __init__(self, head, h):
@@ -526,7 +535,7 @@ class _PlainYOLO(nn.Module):
         cond = z-lse[...,self.group]
         return torch.cat([cond, torch.zeros_like(z[...,:1])], -1)[...,self.ways].sum(-1).movedim(-1, 1)
 
-# %% ../nbs/38_saving.ipynb #8552fe67
+# %% ../nbs/38_saving.ipynb #b0157386
 def _graph(p, rule, threshold):
     "The module to export for the predictor `p`"
     body,head = deepcopy(p.model)
@@ -538,7 +547,7 @@ def _metadata(p, rule, threshold):
     return dict(classes=json.dumps(p.h.leaves, ensure_ascii=False), answers=json.dumps(nodes, ensure_ascii=False), hierarchy=classes_json(p.h), fingerprint=p.h.fingerprint,
                 settings=json.dumps(p.settings, ensure_ascii=False), rule=rule, threshold=str(threshold))
 
-# %% ../nbs/38_saving.ipynb #ea7260ed
+# %% ../nbs/38_saving.ipynb #df75e5f6
 def _onnx_check(f, graph, p, eps=1e-4):
     import onnxruntime
     run = onnxruntime.InferenceSession(str(f), providers=['CPUExecutionProvider'])
@@ -549,7 +558,7 @@ def _onnx_check(f, graph, p, eps=1e-4):
         off = max(((a-b).abs().max()/b.abs().max().clamp(min=1)).item() for a,b in zip(got[:2], want[:2]))
         if off>eps: raise ModelError(f'The exported model differs from the original by {off:.1e}, more than {eps:g}')
 
-# %% ../nbs/38_saving.ipynb #94e0b1f0
+# %% ../nbs/38_saving.ipynb #98488600
 def export_onnx(
     learn, # a `Learner`, or a `Predictor`
     path, # the file to write
