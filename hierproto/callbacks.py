@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['guides', 'check_number', 'costs_for', 'align_costs', 'get_guide', 'MetricGuide', 'cpu_distrib', 'ProtoRates',
-           'ScaleRecorder', 'ProtoWatch', 'PrototypePlot']
+           'ScaleRecorder', 'ProtoWatch', 'NotFinite', 'check_targets', 'blame_loss', 'flatten_check', 'SoundCheck',
+           'PrototypePlot']
 
-# %% ../nbs/04_callbacks.ipynb #60703e0a
+# %% ../nbs/04_callbacks.ipynb #64c3a9c0
 import math, warnings
 from copy import deepcopy
 from functools import partial
@@ -19,7 +20,7 @@ from .hierarchy import *
 from .distortion import *
 from .prototypes import *
 
-# %% ../nbs/04_callbacks.ipynb #14e73881
+# %% ../nbs/04_callbacks.ipynb #03a428f6
 def check_number(D, n):
     "Complain unless `n` prototypes are those of the classes of `D`, or of all nodes of a tree"
     n_nodes = getattr(D, 'n_nodes', None)
@@ -27,7 +28,7 @@ def check_number(D, n):
     also = f", or {n_nodes} with hidden prototypes for all nodes of the tree" if n_nodes else ""
     raise HierarchyError(f"The model has {n} prototypes, the costs are those of {len(D)} classes: {len(D)} prototypes are needed{also}")
 
-# %% ../nbs/04_callbacks.ipynb #15d462e6
+# %% ../nbs/04_callbacks.ipynb #f9487c0f
 def costs_for(
     D, # a `Hierarchy`, `CostMatrix` or matrix of costs
     n # number of prototypes
@@ -39,7 +40,7 @@ def costs_for(
     warnings.warn("The costs are not symmetric, distances are: the guide follows the mean of both directions, (D + D.T)/2")
     return (C+C.T)/2
 
-# %% ../nbs/04_callbacks.ipynb #99765b8b
+# %% ../nbs/04_callbacks.ipynb #391b3012
 def align_costs(
     D, # a `Hierarchy`, `CostMatrix` or matrix of costs
     dls # `DataLoaders`, with or without a vocabulary
@@ -47,10 +48,13 @@ def align_costs(
     "`D` with its classes in the order of `dls.vocab`, if both have names"
     vocab = getattr(dls, 'vocab', None)
     if isinstance(D, pd.DataFrame): D = CostMatrix(D)
-    if vocab is None or not isinstance(D, (Hierarchy,CostMatrix)): return D
-    return D.align(vocab[-1] if is_listy(vocab) and is_listy(vocab[0]) else vocab)
+    if vocab is None: return D
+    if is_listy(vocab) and len(vocab) and is_listy(vocab[0]): vocab = vocab[-1]
+    if isinstance(D, (Hierarchy,CostMatrix)): return D.align(vocab)
+    if D is not None and len(D)!=len(vocab): raise HierarchyError(f"costs of {len(D)} classes for data with {len(vocab)}: {', '.join(map(str, vocab[:5]))}{', ...' if len(vocab)>5 else ''}")
+    return D
 
-# %% ../nbs/04_callbacks.ipynb #88bd73bb
+# %% ../nbs/04_callbacks.ipynb #cd9ac4aa
 guides = dict(disto=disto_loss, rank=rank_loss, sampled=sampled_disto_loss)
 
 def get_guide(guide):
@@ -59,7 +63,7 @@ def get_guide(guide):
     if guide not in guides: raise ValueError(f"no guide is called {guide!r}; there are {', '.join(guides)}, or give a function")
     return guides[guide]
 
-# %% ../nbs/04_callbacks.ipynb #2503b45d
+# %% ../nbs/04_callbacks.ipynb #1e6741a3
 class MetricGuide(Callback):
     "Add `lam` times the `guide` of the model's prototypes to the training loss, eq. 7"
     order,run_valid = 5,False # before `GradientAccumulation` scales the loss, and inside autocast
@@ -76,7 +80,7 @@ class MetricGuide(Callback):
         self.guide = partial(get_guide(guide), **kwargs)
         self.running = self.guide.keywords.setdefault('scale', RunningScale()) if guide=='sampled' else None
 
-# %% ../nbs/04_callbacks.ipynb #6b5e4a2b
+# %% ../nbs/04_callbacks.ipynb #d70a5531
 @patch
 def before_fit(self:MetricGuide): self.found = None
 
@@ -93,7 +97,7 @@ def before_train(self:MetricGuide):
     self.costs = D if self.running and isinstance(D, Hierarchy) else costs_for(D, n).to(protos.device)
     self.rows = []
 
-# %% ../nbs/04_callbacks.ipynb #798424e7
+# %% ../nbs/04_callbacks.ipynb #a419197d
 @patch
 def after_loss(self:MetricGuide):
     protos,data = self.found.protos,self.learn.loss_grad
@@ -104,13 +108,13 @@ def after_loss(self:MetricGuide):
     with torch.no_grad(): s = self.running.value if isinstance(self.running, RunningScale) else smooth_scale(protos, self.costs)
     self.rows.append((lam, *torch.stack([o.detach().float() for o in (data,guide,s)]).tolist()))
 
-# %% ../nbs/04_callbacks.ipynb #ef57cf4d
+# %% ../nbs/04_callbacks.ipynb #eda90daf
 @patch(as_prop=True)
 def log(self:MetricGuide):
     "`lam`, data loss, guide and optimal scale of each batch"
     return pd.DataFrame(self.rows, columns=['lam','data_loss','guide','scale'])
 
-# %% ../nbs/04_callbacks.ipynb #08c2d62c
+# %% ../nbs/04_callbacks.ipynb #b1252114
 def _broadcast(self, t, rank):
     t = torch.LongTensor(t).to('cuda' if torch.distributed.get_backend()=='nccl' else 'cpu')
     torch.distributed.broadcast(t, rank)
@@ -121,7 +125,7 @@ def cpu_distrib():
     from fastai.distributed import DistributedDL # needs accelerate, which not everyone has
     DistributedDL._broadcast = _broadcast
 
-# %% ../nbs/04_callbacks.ipynb #d88bf6a1
+# %% ../nbs/04_callbacks.ipynb #a92b4fdf
 class ProtoRates(Callback):
     "Let prototypes learn `lr` times as fast as the rest, with a weight decay `wd` of their own"
     order,run_valid = MixedPrecision.order+2,False # after anything that may cancel the step
@@ -136,7 +140,7 @@ class ProtoRates(Callback):
         if isinstance(self.opt, OptimWrapper): raise ValueError("PyTorch's optimizers decay all weights of a group alike: use `splitter=split_protos` instead of `wd`")
         self.opt.state[self.found]['do_wd'] = False
 
-# %% ../nbs/04_callbacks.ipynb #5cfe2e88
+# %% ../nbs/04_callbacks.ipynb #a38864eb
 @patch
 def before_step(self:ProtoRates): self.old = self.found.detach().clone()
 
@@ -147,7 +151,7 @@ def after_step(self:ProtoRates):
     decay = 1-self.lr_mult*self.opt.hypers[group]['lr']*(self.proto_wd or 0)
     with torch.no_grad(): self.found.copy_(decay*self.old+self.lr_mult*(self.found-self.old))
 
-# %% ../nbs/04_callbacks.ipynb #709059fd
+# %% ../nbs/04_callbacks.ipynb #969ce982
 class ScaleRecorder(Callback):
     "Keep the optimal scale of the prototypes with respect to `D` after each batch, and their distortion after each epoch"
     run_valid = False
@@ -164,7 +168,7 @@ class ScaleRecorder(Callback):
         self.costs = costs_for(align_costs(self.D, self.dls), len(self.found.protos)).to(self.found.protos.device)
         self.scales,self.distortions,self.ends = [],[],[]
 
-# %% ../nbs/04_callbacks.ipynb #f9ae8f56
+# %% ../nbs/04_callbacks.ipynb #8af35931
 @patch
 def after_batch(self:ScaleRecorder): self.scales.append(smooth_scale(self.found.protos.detach(), self.costs).item())
 
@@ -173,7 +177,7 @@ def after_train(self:ScaleRecorder):
     self.ends.append(len(self.scales))
     self.distortions.append(scale_free_distortion(self.found.protos.detach(), self.costs).item())
 
-# %% ../nbs/04_callbacks.ipynb #7cdb79c8
+# %% ../nbs/04_callbacks.ipynb #9481ce06
 @patch
 def plot(self:ScaleRecorder, ax=None):
     "Optimal scale over batches, and scale-free distortion over epochs on an axis of its own"
@@ -186,7 +190,7 @@ def plot(self:ScaleRecorder, ax=None):
     ax.legend(handles=ax.lines[:1]+twin.lines[:1], loc='upper right')
     return ax
 
-# %% ../nbs/04_callbacks.ipynb #3ec86731
+# %% ../nbs/04_callbacks.ipynb #bd0e2679
 class ProtoWatch(Callback):
     "Warn when prototypes diverge or collapse"
     run_valid = False
@@ -205,7 +209,7 @@ class ProtoWatch(Callback):
         d = d[~torch.eye(len(d), dtype=torch.bool, device=d.device)]
         return d.mean().item(),d.min().item()
 
-# %% ../nbs/04_callbacks.ipynb #5dda3476
+# %% ../nbs/04_callbacks.ipynb #16dc3e91
 @patch
 def after_batch(self:ProtoWatch):
     if self.said or self.train_iter%self.every: return
@@ -216,7 +220,102 @@ def after_batch(self:ProtoWatch):
         "Less weight decay on them (`ProtoRates(wd=0)`), a smaller `lam` or a wider `init` keeps them apart")
     if self.said: warnings.warn(self.said)
 
-# %% ../nbs/04_callbacks.ipynb #6a5a1f66
+# %% ../nbs/04_callbacks.ipynb #83cde0e6
+class NotFinite(ValueError):
+    "A loss or a gradient that is NaN or infinite, and where it comes from"
+
+def check_targets(
+    y, # integer labels
+    K, # number of classes
+    ignore_index=-100 # the label of what does not count
+):
+    "Complain of labels in `y` that are none of `K` classes"
+    y = y.as_subclass(Tensor).long()
+    bad = y[(y!=ignore_index) & ((y<0) | (y>=K))]
+    if len(bad): raise HierarchyError(f"{len(bad)} of {y.numel()} labels of this batch are none of the {K} classes, which are numbered from 0 to {K-1}: "
+        f"{', '.join(map(str, bad.unique()[:5].tolist()))}. Correct them, or give the label of what does not count as `ignore_index`")
+
+# %% ../nbs/04_callbacks.ipynb #430f610d
+def _odd(t): return isinstance(t, torch.Tensor) and t.is_floating_point() and not bool(t.isfinite().all())
+def _names(model, odd): return [n for n,p in model.named_parameters() if odd(p)]
+def _called(names): return 'the prototypes' if names[0].split('.')[-1]=='protos' else f"the weights {', '.join(names[:3])}{' and others' if len(names)>3 else ''}"
+
+_advice = {
+    'input': "Look at the samples and their transforms: a file may be damaged, or a division by zero in a normalisation",
+    'weights': "They were so before this batch: look at the file they were loaded from, or lower the learning rate of the step before",
+    'guide': "Lower `lam`, or leave the scale free (`scale=None`)",
+    'scores': "Input and weights are finite, so the model has overflowed: lower the learning rate, or train in float32",
+    'data loss': "The scores are finite: look at the class weights and at the loss function",
+    'gradient': "Clip it (`GradientClip(1.)` of fastai), or lower the learning rate"}
+
+# %% ../nbs/04_callbacks.ipynb #dc7952fe
+def blame_loss(
+    learn, # a `Learner` whose last loss is not finite
+    weights=True # are the weights still those that made the loss?
+):
+    "Key of the advice, and words, for the term that made the loss of `learn` NaN or infinite"
+    for x in flatten_check(learn.xb):
+        if _odd(x): return 'input',f"the input: {int((~x.isfinite()).flatten(1).any(1).sum())} of {len(x)} samples of the batch hold NaN or infinity"
+    bad = _names(learn.model, _odd) if weights else []
+    if bad: return 'weights',_called([n for n in bad if n.endswith('protos')] or bad)
+    for cb in learn.cbs.filter(risinstance(MetricGuide)):
+        lam,data,guide,_ = cb.rows[-1]
+        if math.isfinite(data) and not math.isfinite(lam*guide): return 'guide',f"the guide, {guide:.3g}, with lam = {lam:.3g}"
+    return ('scores','the scores of the model') if _odd(learn.pred) else ('data loss','the data loss')
+
+def flatten_check(xs): "All tensors in nested tuples, lists and dicts"; return [t for x in xs for t in (flatten_check(x.values() if isinstance(x, dict) else x) if isinstance(x, (tuple,list,dict)) else [x])]
+
+# %% ../nbs/04_callbacks.ipynb #63319714
+class SoundCheck(Callback):
+    "Stop with an error that names the batch and the culprit if a label is no class, or a loss or gradient is not finite"
+    order = 51 # right after the Recorder
+    def __init__(self,
+        late=None # look after the step? By default on all devices but the CPU
+    ): self.late,self.fresh,self.flags = late,True,{}
+
+    def before_fit(self): self.fresh,self.flags = True,{}
+    def after_epoch(self): self.fresh = False
+    def after_pred(self):
+        p,y = self.pred,first(self.yb)
+        if not isinstance(y, torch.Tensor) or y.is_floating_point() or not isinstance(p, torch.Tensor) or p.ndim!=y.ndim+1: return
+        if self.fresh or y.device.type=='cpu': check_targets(y, p.shape[1], getattr(self.learn.loss_func, 'ignore_index', -100))
+
+# %% ../nbs/04_callbacks.ipynb #208b1e5f
+@patch
+def _note(self:SoundCheck, what, x):
+    "Look whether `x` is finite, or put it aside to look later"
+    self.flags[what] = x.detach().isfinite().all()
+    if not ifnone(self.late, x.device.type!='cpu'): self._look()
+
+@patch
+def _look(self:SoundCheck, late=False):
+    flags,self.flags = self.flags,{}
+    bad = first(k for k,ok in flags.items() if not ok)
+    if bad: self._stop(bad, late)
+
+@patch
+def after_loss(self:SoundCheck):
+    if self.training and len(self.yb): self._note('loss', self.loss_grad)
+
+@patch
+def before_step(self:SoundCheck):
+    grads = [p.grad for p in self.model.parameters() if p.grad is not None and not p.grad.is_sparse]
+    if grads: self._note('gradient', nn.utils.get_total_norm(grads, math.inf))
+
+@patch
+def after_batch(self:SoundCheck):
+    if self.training: self._look(late=True)
+
+# %% ../nbs/04_callbacks.ipynb #711d33ea
+@patch
+def _stop(self:SoundCheck, what, late):
+    if hasattr(self.learn, 'lr_finder'): raise CancelFitException()
+    if what=='loss': key,words = blame_loss(self.learn, weights=not late); words = f" because of {words}"
+    else: key,words = what,f", but the gradient of {'the model' if late else _called(_names(self.model, lambda p: _odd(p.grad)))} is not finite"
+    raise NotFinite(f"Training stopped at batch {self.iter+1} of {self.n_iter} in epoch {self.epoch+1}: the loss is {self.loss.detach().mean().item():.3g}{words}. {_advice[key]}. "
+        + ("The weights have made this step: load earlier ones" if late else "The weights are those of before this batch"))
+
+# %% ../nbs/04_callbacks.ipynb #5ad9453f
 class PrototypePlot(Callback):
     "Keep the embeddings of the validation set and the prototypes of each epoch, and draw them"
     run_train = False
@@ -235,7 +334,7 @@ class PrototypePlot(Callback):
         m = find_protos(self.model).protos.shape[1]
         if m!=2: raise ValueError(f"`PrototypePlot` draws embeddings of 2 dimensions, this model has {m}")
 
-# %% ../nbs/04_callbacks.ipynb #6cecfaaa
+# %% ../nbs/04_callbacks.ipynb #3ba93acd
 @patch
 def before_validate(self:PrototypePlot):
     self.zs,self.ys,self.hook = [],[],None
@@ -246,7 +345,7 @@ def before_validate(self:PrototypePlot):
 def after_batch(self:PrototypePlot):
     if self.hook is not None: self.ys.append(self.y.cpu())
 
-# %% ../nbs/04_callbacks.ipynb #4774beea
+# %% ../nbs/04_callbacks.ipynb #4ce7b91b
 @patch
 def after_validate(self:PrototypePlot):
     if self.hook is not None: self.hook.remove(); self.hook = None
@@ -256,7 +355,7 @@ def after_validate(self:PrototypePlot):
     self.zs,self.ys = [],[]
     if self.live: self._show()
 
-# %% ../nbs/04_callbacks.ipynb #527b146a
+# %% ../nbs/04_callbacks.ipynb #2c3d504c
 @patch
 def plot(self:PrototypePlot,
     epochs=None, # which epochs; four of them, evenly spaced, by default
@@ -270,7 +369,7 @@ def plot(self:PrototypePlot,
     fig.tight_layout()
     return fig
 
-# %% ../nbs/04_callbacks.ipynb #16ef1fdf
+# %% ../nbs/04_callbacks.ipynb #f4ebd251
 @patch
 def _show(self:PrototypePlot):
     from IPython.display import display

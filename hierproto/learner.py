@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['proto_split', 'add_norm', 'proto_model', 'proto_learner', 'HierInterpretation', 'tree_order']
 
-# %% ../nbs/05_learner.ipynb #c2b7ca23
+# %% ../nbs/05_learner.ipynb #915cd929
 import numpy as np, pandas as pd, torch, matplotlib.pyplot as plt
 from functools import partial
 from torch import nn
@@ -20,7 +20,7 @@ from .prototypes import *
 from .metrics import *
 from .callbacks import *
 
-# %% ../nbs/05_learner.ipynb #5b518e90
+# %% ../nbs/05_learner.ipynb #913dd9a6
 def proto_split(
     model, # `nn.Sequential(embedder, head)`
     split=default_split # a splitter of fastai for `nn.Sequential(body, head)`
@@ -28,13 +28,13 @@ def proto_split(
     "Parameter groups of the body as `split` makes them; projection and prototypes in the last"
     return split(nn.Sequential(model[0][0], nn.Sequential(*model[0][1:], model[1])))
 
-# %% ../nbs/05_learner.ipynb #cac07620
+# %% ../nbs/05_learner.ipynb #b0f776c2
 def _stats(arch, body):
     "Means and standard deviations of the channels that the published weights of `arch` expect"
     cfg = getattr(getattr(body, 'model', None), 'default_cfg', None)
     return (cfg['mean'],cfg['std']) if cfg else model_meta.get(arch, {}).get('stats', imagenet_stats)
 
-# %% ../nbs/05_learner.ipynb #72f888d8
+# %% ../nbs/05_learner.ipynb #3aec35b1
 def add_norm(
     dls, # `DataLoaders`
     stats # means and standard deviations of the channels
@@ -43,7 +43,7 @@ def add_norm(
     have = dls.after_batch.fs.filter(risinstance(Normalize)) if hasattr(dls, 'after_batch') else [1]
     if not have and dls.one_batch()[0].shape[1]==len(stats[0]): dls.add_tfms([Normalize.from_stats(*stats)], 'after_batch')
 
-# %% ../nbs/05_learner.ipynb #c80f3be0
+# %% ../nbs/05_learner.ipynb #0307b710
 def proto_model(
     arch, # function or name in torchvision or timm, or any module
     h, # a `Hierarchy`, `CostMatrix` or matrix of costs, in the order of the classes
@@ -58,18 +58,18 @@ def proto_model(
     n = as_tree(h, 'A model with hidden prototypes').n_nodes if hidden else len(h)
     return nn.Sequential(embedder(arch, m, **kwargs), PrototypeHead(m, n, len(h), distance=distance, init=init))
 
-# %% ../nbs/05_learner.ipynb #0b40c709
+# %% ../nbs/05_learner.ipynb #ab0d31fa
 def _proto_cbs(h, guide, lam, scale, proto_lr, proto_wd):
-    cbs = [ProtoWatch()]
+    cbs = [ProtoWatch(), SoundCheck()]
     if proto_lr!=1 or proto_wd is not None: cbs.append(ProtoRates(proto_lr, proto_wd))
     if guide is not None: cbs.append(MetricGuide(h, guide, lam, align=False, **({} if scale is None else dict(scale=scale))))
     return cbs
 
-# %% ../nbs/05_learner.ipynb #80e59304
+# %% ../nbs/05_learner.ipynb #a76a3475
 def _example(dls): return tuple(to_cpu(t[:2]).as_subclass(Tensor) for o in dls.one_batch()[:getattr(dls, 'n_inp', 1)] for t in tuplify(o))
 def _split(arch): return partial(proto_split, split=model_meta.get(arch, {}).get('split', default_split))
 
-# %% ../nbs/05_learner.ipynb #e4e5b1b5
+# %% ../nbs/05_learner.ipynb #dfeb4238
 @delegates(Learner.__init__, but='model,metrics,loss_func,splitter,cbs')
 def proto_learner(
     dls, # `DataLoaders`
@@ -108,7 +108,7 @@ def proto_learner(
     if pretrained: learn.freeze()
     return learn
 
-# %% ../nbs/05_learner.ipynb #3c798ad0
+# %% ../nbs/05_learner.ipynb #0524d39c
 class HierInterpretation(ClassificationInterpretation):
     "Interpretation of a classifier whose mistakes have costs"
     def __init__(self, learn, dl, losses, act=None, D=None, targs=None, decoded=None):
@@ -119,7 +119,7 @@ class HierInterpretation(ClassificationInterpretation):
         # what the loss ignores is not interpreted either
         self.counts = (targs>=0) & (targs<len(self.costs)) & (targs!=getattr(learn.loss_func, 'ignore_index', -100))
 
-# %% ../nbs/05_learner.ipynb #5b787bdc
+# %% ../nbs/05_learner.ipynb #65dbea32
 @patch(cls_method=True)
 def from_learner(cls:HierInterpretation,
     learn, # any `Learner`
@@ -135,7 +135,7 @@ def from_learner(cls:HierInterpretation,
     _,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=act)
     return cls(learn, dl, losses, act, D, targs.as_subclass(Tensor), decoded.as_subclass(Tensor))
 
-# %% ../nbs/05_learner.ipynb #9c86daac
+# %% ../nbs/05_learner.ipynb #8711aae4
 def tree_order(
     D # a `Hierarchy`, `CostMatrix` or matrix of costs
 ):
@@ -146,14 +146,14 @@ def tree_order(
     C = as_costs(D).cpu()
     return torch.as_tensor(leaves_list(linkage(squareform(to_np((C+C.T)/2), checks=False), 'average')).copy()).long()
 
-# %% ../nbs/05_learner.ipynb #de48b92e
+# %% ../nbs/05_learner.ipynb #d262f040
 @patch
 def confusion_matrix(self:HierInterpretation):
     "Counts of true (rows) and predicted (columns) classes, as an array"
     K,targs,decoded = len(self.costs),self.targs[self.counts],self.decoded[self.counts]
     return to_np(torch.bincount(targs*K+decoded, minlength=K*K).view(K, K))
 
-# %% ../nbs/05_learner.ipynb #66d6f7b2
+# %% ../nbs/05_learner.ipynb #8e0ffc1d
 def _ticks(D, order, names, most=40):
     "Positions and names for classes in `order`: themselves, or their groups if there are too many"
     if len(names)<=most or not isinstance(D, Hierarchy): return range(len(names)),[str(names[i]) for i in order]
@@ -161,7 +161,7 @@ def _ticks(D, order, names, most=40):
     groups = at.unique_consecutive().tolist()
     return [(at==g).nonzero().float().mean().item() for g in groups],[D.nodes[g][-1] for g in groups]
 
-# %% ../nbs/05_learner.ipynb #9c8921c4
+# %% ../nbs/05_learner.ipynb #552b9a19
 @patch
 def plot_confusion_matrix(self:HierInterpretation,
     title='Confusions and what they cost', # title of the picture
@@ -178,10 +178,10 @@ def plot_confusion_matrix(self:HierInterpretation,
     else: ax.scatter(j[wrong], i[wrong], c='k', marker='s', linewidths=0, s=(50*size/len(cm))**2*np.sqrt(cm[i,j][wrong]/cm[i,j][wrong].max()))
     at,names = _ticks(self.D, o, self.vocab)
     ax.set(xticks=at, yticks=at, xlabel='predicted', ylabel='true', title=title)
-    ax.set_xticklabels(names, rotation=90); ax.set_yticklabels(names)
+    ax.set_xticklabels(names, rotation=90, parse_math=False); ax.set_yticklabels(names, parse_math=False)
     return ax
 
-# %% ../nbs/05_learner.ipynb #75cdf86b
+# %% ../nbs/05_learner.ipynb #aea936ff
 @patch
 def most_costly(self:HierInterpretation,
     k=10 # how many
@@ -193,7 +193,7 @@ def most_costly(self:HierInterpretation,
     df = pd.DataFrame(dict(true=[str(self.vocab[a]) for a in i], predicted=[str(self.vocab[b]) for b in j], times=cm[i,j], cost=cost, total=cm[i,j]*cost))
     return df.sort_values('total', ascending=False, kind='stable').head(k).reset_index(drop=True)
 
-# %% ../nbs/05_learner.ipynb #1deeaeaf
+# %% ../nbs/05_learner.ipynb #7a24cd28
 @patch
 def level_report(self:HierInterpretation):
     "Groups and accuracy at each level of the tree"
@@ -201,7 +201,7 @@ def level_report(self:HierInterpretation):
     rows = [(l, len(h.ancestors(l).unique()), level_accuracy(self.decoded[self.counts], self.targs[self.counts], h, l).item()) for l in range(1, h.depth+1)]
     return pd.DataFrame(rows, columns=['level','groups','accuracy']).set_index('level')
 
-# %% ../nbs/05_learner.ipynb #c294af59
+# %% ../nbs/05_learner.ipynb #2aa56b8b
 @patch
 def top_costs(self:HierInterpretation,
     k=None # how many; all by default
@@ -212,7 +212,7 @@ def top_costs(self:HierInterpretation,
     idx = torch.as_tensor(np.lexsort((-to_np(self.losses), -to_np(cost)))[:k].copy())
     return cost[idx],idx
 
-# %% ../nbs/05_learner.ipynb #d40c12af
+# %% ../nbs/05_learner.ipynb #78b363ef
 @patch
 def plot_top_costs(self:HierInterpretation,
     k=9, # how many
@@ -222,4 +222,4 @@ def plot_top_costs(self:HierInterpretation,
     for c,i,ax in zip(*self.top_costs(k), get_grid(k, **kwargs)):
         self.dl.dataset[i.item()][0].show(ctx=ax)
         what = f'{self.vocab[self.targs[i]]} taken for {self.vocab[self.decoded[i]]}\n' if self.targs.ndim==1 else ''
-        ax.set_title(f'{what}cost {c:.3g}', fontsize=9)
+        ax.set_title(f'{what}cost {c:.3g}', fontsize=9, parse_math=False)
