@@ -6,27 +6,34 @@
 __all__ = ['MEASURES', 'LOSSES', 'seconds', 'ratios', 'peak_memory', 'Measure', 'measure', 'take', 'broadcast_disto_loss',
            'merge', 'show', 'main']
 
-# %% ../nbs/42_bench.ipynb #6fccb471
-import ctypes, gc, platform, time
+# %% ../nbs/42_bench.ipynb #06bd6ef8
+import ctypes, gc, math, platform, time
 from contextlib import suppress
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 from torch import nn
 from torch.nn import functional as F
-from fastcore.all import call_parse, store_attr
+from fastcore.all import call_parse, partial, store_attr
+from fastai.learner import Learner
+from fastai.optimizer import OptimWrapper
 from .hierarchy import *
 from .distortion import *
 from .prototypes import *
 from .inference import *
+from .metrics import *
+from .many import *
 from .baselines.hxe import *
 from .baselines.soft_labels import *
 from .baselines.emd import *
 from .baselines.yolo import *
 from .backbones.resnet import *
-from .figure1 import commit
+from .data.core import tensor_dls, rotate_zoom
+from .data.cifar100 import PadCropFlip, image_tfms, cifar100_stats, pad_crop
+from .data.digits import figure1_augment
+from .figure1 import commit, keep_memory, figure1_learner
 from torchvision.models import resnet18
 
-# %% ../nbs/42_bench.ipynb #cd430f0f
+# %% ../nbs/42_bench.ipynb #1f0e5f37
 def _wait():
     if torch.cuda.is_available(): torch.cuda.synchronize()
 
@@ -36,21 +43,23 @@ def seconds(f):
     f(); _wait()
     return time.perf_counter() - start
 
-# %% ../nbs/42_bench.ipynb #eb264910
+# %% ../nbs/42_bench.ipynb #cba76015
 def ratios(
     ours,      # a function of no arguments
     theirs,    # what it is measured against
     rounds=15, # how many pairs of timings count
     warmup=2,  # how many are made before that
+    least=.02, # seconds that a timing takes at least
 ):
     "Ratios of the time of `ours` to that of `theirs`, one a round"
-    res = []
+    theirs(); n, res = max(1, math.ceil(least/max(seconds(theirs), 1e-6))), []
+    def often(f): return lambda: [f() for _ in range(n)]
     for i in range(warmup + rounds):
-        pair = [seconds(f) for f in ((ours, theirs) if i % 2 else (theirs, ours))]
+        pair = [seconds(often(f)) for f in ((ours, theirs) if i % 2 else (theirs, ours))]
         res.append(pair[0]/pair[1] if i % 2 else pair[1]/pair[0])
     return np.array(res[warmup:])
 
-# %% ../nbs/42_bench.ipynb #279bab43
+# %% ../nbs/42_bench.ipynb #ce8b2b65
 def _status(key):
     return next(int(l.split()[1])*1024 for l in Path('/proc/self/status').read_text().splitlines() if l.startswith(key))
 
@@ -67,7 +76,7 @@ def peak_memory(f):
     before = _status('VmRSS'); f()
     return _status('VmHWM') - before
 
-# %% ../nbs/42_bench.ipynb #43d6a1a2
+# %% ../nbs/42_bench.ipynb #e1c3b094
 MEASURES = {}
 
 class Measure:
@@ -85,7 +94,7 @@ def measure(
     def _f(make): MEASURES[name] = Measure(make, against, sizes, rounds); return make
     return _f
 
-# %% ../nbs/42_bench.ipynb #3e8089e2
+# %% ../nbs/42_bench.ipynb #eafb2621
 def take(
     name,        # a key of `MEASURES`
     size,        # one of its sizes
@@ -95,12 +104,14 @@ def take(
     m = MEASURES[name]; goal = m.sizes[size]
     torch.manual_seed(0)
     ours, theirs = m(*size)
-    r = ratios(ours, theirs, rounds or m.rounds)
+    bytes_ = not callable(theirs)
+    r = np.array([peak_memory(ours)/theirs]) if bytes_ else ratios(ours, theirs, rounds or m.rounds)
     low, mid, high = np.quantile(r, [.25, .5, .75])
     row = dict(measure=name, size=' x '.join(map(str, size)), against=m.against, goal=goal, ratio=mid, low=low, high=high, met=bool(mid <= goal))
-    return {**row, 'mb': peak_memory(ours)/1e6, 'mb_against': peak_memory(theirs)/1e6, 'rounds': len(r)}
+    mb = [mid*theirs, theirs] if bytes_ else [peak_memory(o) for o in (ours, theirs)]
+    return {**row, 'mb': mb[0]/1e6, 'mb_against': mb[1]/1e6, 'rounds': len(r)}
 
-# %% ../nbs/42_bench.ipynb #b7c64508
+# %% ../nbs/42_bench.ipynb #22128ea2
 def _step(head, x, y, loss=F.cross_entropy):
     def f():
         x.grad = None; head.zero_grad()
@@ -112,13 +123,13 @@ def _(B, m, K):
     x, y = torch.randn(B, m, requires_grad=True), torch.randint(K, (B,))
     return _step(PrototypeHead(m, K), x, y), _step(nn.Linear(m, K), x, y)
 
-# %% ../nbs/42_bench.ipynb #78c9fb97
+# %% ../nbs/42_bench.ipynb #c49728d6
 @measure('segmentation head', '1x1 convolution', {(4, 64, 40, 480, 640): 1.4}, rounds=3)
 def _(B, m, K, H, W):
     x, y = torch.randn(B, m, H, W, requires_grad=True), torch.randint(K, (B, H, W))
     return _step(PrototypeHead(m, K), x, y), _step(nn.Conv2d(m, K, 1), x, y)
 
-# %% ../nbs/42_bench.ipynb #e4318c53
+# %% ../nbs/42_bench.ipynb #1b4a0652
 def _guide(protos, loss):
     def f(): protos.grad = None; loss(protos).backward()
     return f
@@ -136,7 +147,7 @@ def _(K, m):
     p, D = torch.randn(K, m, requires_grad=True), Hierarchy.named('inat19').costs(hidden=True)[:K,:K]
     return _guide(p, lambda p: disto_loss(p, D)), _guide(p, lambda p: broadcast_disto_loss(p, D))
 
-# %% ../nbs/42_bench.ipynb #e94eba17
+# %% ../nbs/42_bench.ipynb #6f09dea4
 def _resnet_step(guide, B=128, size=32, K=100, m=64, tree='cifar100'):
     h = Hierarchy.named(tree); D = h.costs(hidden=True)
     body = embedder(resnet18_32() if size == 32 else resnet18, m)
@@ -153,14 +164,14 @@ def _resnet_step(guide, B=128, size=32, K=100, m=64, tree='cifar100'):
 @measure('training step, guided', 'the same step with cross-entropy', {(128, 32): 1.05}, rounds=7)
 def _(B, size): return _resnet_step(True, B, size), _resnet_step(False, B, size)
 
-# %% ../nbs/42_bench.ipynb #6d8bb92c
+# %% ../nbs/42_bench.ipynb #28ca4971
 @measure('guide on all nodes', 'one ResNet-18 training step', {('cifar100', 128, 32, 64): .005, ('inat19', 64, 224, 512): .02}, rounds=3)
 def _(tree, B, size, m):
     h = Hierarchy.named(tree); D = h.costs(hidden=True)
     p = torch.randn(h.n_nodes, m, requires_grad=True)
     return _guide(p, lambda p: disto_loss(p, D)), _resnet_step(False, B, size, len(h), m, tree)
 
-# %% ../nbs/42_bench.ipynb #611bcf7e
+# %% ../nbs/42_bench.ipynb #58c3b872
 @measure('inference, prototypes', 'the same model with a linear head', {(1,): 1.02, (128,): 1.02}, rounds=9)
 def _(B):
     body, x = embedder(resnet18_32(), 64), torch.randn(B, 3, 32, 32).contiguous(memory_format=torch.channels_last)
@@ -169,7 +180,7 @@ def _(B):
         return lambda: torch.inference_mode()(model)(x)
     return run(PrototypeHead(64, 135, 100)), run(LinearHead(64, 100))
 
-# %% ../nbs/42_bench.ipynb #d3df10ed
+# %% ../nbs/42_bench.ipynb #c0204c4f
 def _tree(K, groups=(10, 100, 1000)):
     return Hierarchy.from_paths([(*(f'{g}.{k % g}' for g in groups if g < K), f'leaf {k}') for k in range(K)])
 
@@ -178,30 +189,112 @@ def _(K):
     h = _tree(K)
     return h.costs, lambda: np.full((K, K), 1., dtype=np.float32)
 
-# %% ../nbs/42_bench.ipynb #19dfa253
-def _on_scores(loss, n, y):
-    x = torch.randn(len(y), n, requires_grad=True)
+# %% ../nbs/42_bench.ipynb #b34d6927
+@measure('all metrics', 'accuracy alone', {(50_000, 1010): 3.}, rounds=3)
+def _(N, K):
+    h, scores, y = Hierarchy.named('inat19'), torch.randn(N, K), torch.randint(K, (N,))
+    return lambda: hier_report(scores, y, h), lambda: (scores.argmax(1) == y).float().mean()
+
+# %% ../nbs/42_bench.ipynb #fe9a7260
+def _on_scores(loss, y, *shape):
+    x = torch.randn(*shape, requires_grad=True)
     def f(): x.grad = None; loss(x, y).backward()
     return f
 
 def _yolo(h):
     tree, nll = TreeSoftmax(h), LogProbLoss()
-    return lambda x, y: nll(tree(x), y)
+    return lambda x, y: nll(tree.rows_of(x)[0].t(), y)
 
 LOSSES = dict(hxe=HXELoss, soft_labels=SoftLabelLoss, emd=EMDLoss, yolo=_yolo)
 
 @measure('loss', 'cross-entropy on the same scores', {(k, 256, K): 2. for K in (1010, 10_000) for k in LOSSES}, rounds=9)
 def _(kind, B, K):
     h, y = Hierarchy.named('inat19') if K == 1010 else _tree(K), torch.randint(K, (B,))
-    return _on_scores(LOSSES[kind](h), h.n_nodes - 1 if kind == 'yolo' else K, y), _on_scores(F.cross_entropy, K, y)
+    shape = (h.n_nodes - 1, B) if kind == 'yolo' else (B, K)
+    return _on_scores(LOSSES[kind](h), y, *shape), _on_scores(F.cross_entropy, y, B, K)
 
-# %% ../nbs/42_bench.ipynb #ef98f66c
+# %% ../nbs/42_bench.ipynb #6aaf5d40
 @measure('nearest prototypes, top 5', 'the bare matrix product', {(10_000, 10_000, 512): 1.2}, rounds=3)
 def _(N, K, m):
     x, protos = torch.randn(N, m), torch.randn(K, m)
     return lambda: nearest(x, protos, k=5), lambda: x @ protos.t()
 
-# %% ../nbs/42_bench.ipynb #67bb9195
+# %% ../nbs/42_bench.ipynb #ae9cc486
+def _pairs(n, K, m=512, picked=1256):
+    h, p, scale = _tree(K), torch.randn(picked, m, requires_grad=True), RunningScale()
+    return _guide(p, lambda p: picked_disto_loss(p, torch.arange(picked), h, scale, n))
+
+@measure('guide in blocks', 'the same with half as many classes', {(4000, 512): 4.4}, rounds=3)
+def _(K, m): return [_guide(torch.randn(k, m, requires_grad=True), lambda p, h=_tree(k): block_disto_loss(p, h)) for k in (K, K//2)]
+
+@measure('guide on sampled pairs', 'the same with half as many pairs', {(8192,): 2.2}, rounds=9)
+def _(n): return _pairs(n, 10_000), _pairs(n//2, 10_000)
+
+@measure('guide on sampled pairs, all classes', 'the same with a tenth of the classes', {(100_000,): 1.3}, rounds=9)
+def _(K): return _pairs(4096, K), _pairs(4096, K//10)
+
+# %% ../nbs/42_bench.ipynb #e645202e
+@measure('memory of the guide in blocks', '4 GB', {(21_841, 512): 1.})
+def _(K, m):
+    h, p = _tree(K), torch.randn(K, m, requires_grad=True)
+    return _guide(p, lambda p: block_disto_loss(p, h)), 4e9
+
+@measure('memory of a sampled step', '4 GB', {(100_000, 512): 1.})
+def _(K, m):
+    h, head, scale = _tree(K), SampledHead(m, K), RunningScale()
+    opt, x, y = torch.optim.SparseAdam(head.parameters()), torch.randn(256, m), torch.randint(K, (256,))
+    def f():
+        scores, at = head(x, y); opt.zero_grad()
+        (F.cross_entropy(scores, at) + picked_disto_loss(head.picked, head.classes, h, scale)).backward(); opt.step()
+    return f, 4e9
+
+# %% ../nbs/42_bench.ipynb #46dc3b85
+def _bare(x, y, xv, yv, bs, augment, model, lr):
+    opt = torch.optim.SGD(model.parameters(), lr, momentum=.9)
+    def f():
+        model.train()
+        for i in torch.randperm(len(x)).split(bs):
+            F.cross_entropy(model(augment(x[i])), y[i]).backward()
+            opt.step(); opt.zero_grad()
+        model.eval()
+        with torch.no_grad(): F.cross_entropy(model(augment(xv)), yv)
+    return f
+
+def _epoch(learn):
+    def f():
+        with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    return f
+
+def _pictures(n, *shape, K=10): return torch.rand(n, *shape), torch.randint(K, (n,))
+
+# %% ../nbs/42_bench.ipynb #22db6c55
+@measure('MNIST epoch of Figure 1', 'a bare loop over tensors', {(5120,): 1.2}, rounds=3)
+def _(n):
+    (x, y), (xv, yv) = _pictures(n, 1, 28, 28), _pictures(256, 1, 28, 28)
+    learn = figure1_learner(tensor_dls((x, y), (xv, yv), list('0123456789'), bs=256, batch_tfms=figure1_augment('as_written'), device='cpu'), 'cross_entropy', Hierarchy.named('mnist_visual'))
+    def turned(x): u = torch.rand(2, len(x)); return rotate_zoom(x, (2*u[0]-1)*math.radians(40), 1+.3*u[1])
+    return _epoch(learn), _bare(x, y, xv, yv, 256, turned, figure1_learner(learn.dls, 'cross_entropy', Hierarchy.named('mnist_visual')).model, .1)
+
+# %% ../nbs/42_bench.ipynb #3a64a7c1
+def _cifar(n, bs=128, lr=.1):
+    (x, y), (xv, yv) = [((255*o[0]).byte(), o[1]) for o in (_pictures(n, 3, 32, 32, K=100), _pictures(bs, 3, 32, 32, K=100))]
+    dls = tensor_dls((x, y), (xv, yv), list(map(str, range(100))), bs=bs, batch_tfms=image_tfms(cifar100_stats, PadCropFlip()), device='cpu')
+    def model(): return nn.Sequential(embedder(thin_resnet(), 64), LinearHead(64, 100)).to(memory_format=torch.channels_last)
+    learn = Learner(dls, model(), loss_func=DataLoss(), lr=lr, opt_func=partial(OptimWrapper, opt=torch.optim.SGD, momentum=.9))
+    mean, std = [torch.tensor(o)[:,None,None] for o in cifar100_stats]
+    def cut(x):
+        t = pad_crop(x, *torch.randint(9, (2, len(x))))
+        t = t.where(torch.rand(len(t), 1, 1, 1) >= .5, t.flip(-1)).float()/255
+        return ((t-mean)/std).contiguous(memory_format=torch.channels_last)
+    return learn, _bare(x, y, xv, yv, bs, cut, model(), lr)
+
+@measure('CIFAR-100 epoch, thin ResNet', 'a bare loop over tensors', {(1280,): 1.1}, rounds=3)
+def _(n): learn, bare = _cifar(n); return _epoch(learn), bare
+
+@measure('loading CIFAR-100', 'an epoch of the thin ResNet', {(1280,): .1}, rounds=3)
+def _(n): learn, _ = _cifar(n); return lambda: [None for _ in learn.dls.train], _epoch(learn)
+
+# %% ../nbs/42_bench.ipynb #d2a66ae1
 def _circumstances():
     cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), '') if Path('/proc/cpuinfo').exists() else ''
     return dict(machine=torch.cuda.get_device_name() if torch.cuda.is_available() else cpu or platform.processor(), threads=torch.get_num_threads(), torch=torch.__version__, commit=commit())
@@ -216,7 +309,7 @@ def show(df):
     ratio = df.apply(lambda r: f'{r.ratio:.3g} ({r.low:.3g} to {r.high:.3g})', axis=1)
     return pd.DataFrame({'measure': df.measure, 'size': df['size'], 'against': df.against, 'goal': df.goal.map('{:g}'.format), 'ratio': ratio, '': df.met.map({True: 'met', False: 'MISSED'})}).to_string(index=False)
 
-# %% ../nbs/42_bench.ipynb #c84f4629
+# %% ../nbs/42_bench.ipynb #a022176b
 @call_parse
 def main(
     only:str='',                   # take only measures whose name contains this
@@ -225,6 +318,7 @@ def main(
 ):
     "Measure speed and memory as ratios, print the table and write it to `out`"
     todo, rows = [(n, s) for n, m in MEASURES.items() for s in m.sizes if only in n], []
+    keep_memory() # as the commands that train do
     if not todo: raise ValueError(f"no measure contains {only!r}; there are {', '.join(MEASURES)}")
     for i, (n, s) in enumerate(todo, 1):
         rows.append({**take(n, s, rounds or None), **_circumstances()})
