@@ -6,8 +6,8 @@
 __all__ = ['argmax_rule', 'expected_cost', 'crm', 'SubtreeProbs', 'subtree_probs', 'BackOff', 'back_off', 'trade_off', 'CRM',
            'Decide', 'ClassPath', 'class_path', 'predict_path', 'nearest', 'KDNearest', 'measure_nearest']
 
-# %% ../nbs/06_inference.ipynb #323e38a1
-import time
+# %% ../nbs/06_inference.ipynb #28a5e724
+import time, warnings
 import pandas as pd, torch
 from scipy.spatial import KDTree
 from torch import nn
@@ -17,14 +17,14 @@ from fastai.callback.progress import ProgressCallback # for `no_bar`
 from .hierarchy import *
 from .distortion import get_distance
 
-# %% ../nbs/06_inference.ipynb #065dccc5
+# %% ../nbs/06_inference.ipynb #96a92c23
 def argmax_rule(
     scores # (B, K[, H, W])
 ):
     "The class with the highest score: for a prototype head, the nearest prototype"
     return scores.argmax(1)
 
-# %% ../nbs/06_inference.ipynb #9d874587
+# %% ../nbs/06_inference.ipynb #6b128f5d
 def expected_cost(
     scores, # (B, K[, H, W])
     D       # a Hierarchy, CostMatrix or (K, K) costs; a tensor may have other answers than the classes as rows
@@ -35,12 +35,12 @@ def expected_cost(
     p = scores.float().softmax(1).movedim(1,-1)
     return (p @ D.to(p).T).movedim(-1,1)
 
-# %% ../nbs/06_inference.ipynb #a1b7dd98
+# %% ../nbs/06_inference.ipynb #0a177996
 def crm(scores, D):
     "Conditional risk minimisation: the answer with the least expected cost `D[answer, true]`"
     return expected_cost(scores, D).argmin(1)
 
-# %% ../nbs/06_inference.ipynb #b6d7081a
+# %% ../nbs/06_inference.ipynb #42502e32
 class SubtreeProbs(nn.Module):
     "Scores (B, K[, H, W]) to the probability of every node of `h`, (B, n_nodes[, H, W]): the classes first, the root last"
     def __init__(self, h):
@@ -54,12 +54,12 @@ class SubtreeProbs(nn.Module):
         p = scores.float().softmax(1)
         return p.new_zeros(p.shape[0], self.n_nodes, *p.shape[2:]).index_add(1, self.node, p[:,self.leaf])
 
-# %% ../nbs/06_inference.ipynb #95b687ae
+# %% ../nbs/06_inference.ipynb #2bcf8040
 def subtree_probs(scores, h):
     "Probability of every node of `h`, once"
     return SubtreeProbs(h).to(scores.device)(scores)
 
-# %% ../nbs/06_inference.ipynb #b4a36a54
+# %% ../nbs/06_inference.ipynb #9994163b
 class BackOff(nn.Module):
     "Scores to the number of the smallest node of `h` with probability `threshold` or more: a class (a number below K), else a group"
     def __init__(self,
@@ -70,7 +70,7 @@ class BackOff(nn.Module):
         self.probs,self.threshold = SubtreeProbs(h),threshold
         self.register_buffer('size', self.probs.node.bincount())
 
-# %% ../nbs/06_inference.ipynb #ea999722
+# %% ../nbs/06_inference.ipynb #554a2b0b
 @patch
 def forward(self:BackOff, scores):
     P = self.probs(scores); size = self.size.view(1, -1, *[1]*(P.ndim-2))
@@ -82,7 +82,7 @@ def back_off(scores, h, threshold=.5):
     "Answer with the smallest node of `h` whose probability is `threshold` or more"
     return BackOff(h, threshold).to(scores.device)(scores)
 
-# %% ../nbs/06_inference.ipynb #601b4649
+# %% ../nbs/06_inference.ipynb #291dec2e
 def trade_off(
     scores, targets, # (B, K) scores and their true classes
     h,               # the Hierarchy of the K classes
@@ -96,7 +96,7 @@ def trade_off(
                          cost=h.pair_costs(node, z).mean().item(), classes=(node < len(h)).float().mean().item()))
     return pd.DataFrame(rows)
 
-# %% ../nbs/06_inference.ipynb #e6c4eec8
+# %% ../nbs/06_inference.ipynb #7902efeb
 class CRM(nn.Module):
     "`crm` with the costs `D` as a buffer"
     def __init__(self, D): super().__init__(); self.register_buffer('D', D if isinstance(D, torch.Tensor) else as_costs(D))
@@ -107,25 +107,26 @@ class Decide(nn.Module):
     def __init__(self, model, rule=argmax_rule): super().__init__(); self.model,self.rule = model,rule
     def forward(self, *args): return self.rule(self.model(*args))
 
-# %% ../nbs/06_inference.ipynb #129f87a7
+# %% ../nbs/06_inference.ipynb #7a7dfd08
 class ClassPath(list):
     "Pairs of name and probability, from the largest group down to the answer"
     def __repr__(self): return ' > '.join(f'{n} {p:.0%}' for n,p in self) or 'anything'
     @property
     def names(self): return [n for n,_ in self]
 
-# %% ../nbs/06_inference.ipynb #dab25db7
+# %% ../nbs/06_inference.ipynb #e8387472
 def class_path(
     scores,          # (K,) scores of one sample
     h,               # the Hierarchy of the K classes
     rule=argmax_rule # decision rule, from scores to the number of a class or of a node
 ):
     "The answer of `rule` with all groups it lies in, and their probabilities"
+    if scores.isnan().any(): raise HierarchyError('the scores hold NaN: there is no answer')
     P,node,path = subtree_probs(scores[None], h)[0],int(rule(scores[None])),[]
     while h.levels[node] > 0: path.insert(0, (h.nodes[node][-1], P[node].item())); node = int(h.parent[node])
     return ClassPath(path)
 
-# %% ../nbs/06_inference.ipynb #1559b036
+# %% ../nbs/06_inference.ipynb #e61fa52e
 def predict_path(
     learn,           # a Learner
     item,            # what `learn.predict` takes
@@ -136,12 +137,15 @@ def predict_path(
     h = as_tree(h or getattr(learn, 'hierarchy', None), 'predict_path')
     vocab = getattr(learn.dls, 'vocab', None)
     if vocab is not None: h = h.align(vocab)
+    own = getattr(learn, 'hierarchy', None)
+    if isinstance(own, Hierarchy) and (sorted(own.leaves) != sorted(h.leaves) or own.align(h.leaves) != h):
+        warnings.warn(f'this tree ({h.fingerprint}) is not the one that the Learner was trained with ({own.fingerprint})')
     with learn.no_bar(): scores = learn.get_preds(dl=learn.dls.test_dl([item], num_workers=0), act=noop)[0]
     return class_path(scores[0], h, rule)
 
 Learner.predict_path = predict_path
 
-# %% ../nbs/06_inference.ipynb #d72354ba
+# %% ../nbs/06_inference.ipynb #7d37ec85
 def _product_search(x, protos, k, block):
     c = protos.mean(0); y = protos-c
     keys = torch.cat([y, -y.pow(2).sum(1, keepdim=True)/2], 1).T
@@ -150,11 +154,11 @@ def _product_search(x, protos, k, block):
         i = _top(torch.mm(torch.cat([q-c, torch.ones_like(q[:,:1])], 1), keys, out=room[:len(q)]), k)
         yield (q[:,None]-protos[i]).norm(dim=-1), i
 
-# %% ../nbs/06_inference.ipynb #69b511fa
+# %% ../nbs/06_inference.ipynb #832bc031
 def _distance_search(x, protos, k, block, distance):
     for q in x.split(block): yield distance(q, protos).topk(k, 1, largest=False)
 
-# %% ../nbs/06_inference.ipynb #9bc07335
+# %% ../nbs/06_inference.ipynb #628097e3
 def _top(s, k, g=16):
     "Columns of the `k` largest entries in each row of `s`, largest first"
     K,G = s.shape[1],s.shape[1]//g
@@ -164,7 +168,7 @@ def _top(s, k, g=16):
     at = torch.cat([(cols[:g*G:G,None] + group[:,None]).flatten(1), cols[g*G:].expand(len(s), -1)], 1)
     return at.gather(1, s.gather(1, at).topk(k, 1).indices)
 
-# %% ../nbs/06_inference.ipynb #35465b29
+# %% ../nbs/06_inference.ipynb #324d33b4
 @torch.no_grad()
 def nearest(
     x,                    # (N, m) embeddings
@@ -174,10 +178,12 @@ def nearest(
     block=256             # rows of `x` at a time
 ):
     "Distances and numbers of the `k` nearest `protos` of each row of `x`, both (N, k), nearest first"
+    if not (x.ndim == protos.ndim == 2 and x.shape[1] == protos.shape[1] and 1 <= k <= len(protos)):
+        raise ValueError(f'the {k} nearest of prototypes {tuple(protos.shape)} to embeddings {tuple(x.shape)}: (K, m) and (N, m) are needed, and 1 to K of them')
     search = _product_search(x, protos, k, block) if distance == 'euclidean' else _distance_search(x, protos, k, block, get_distance(distance))
     return tuple(map(torch.cat, zip(*search)))
 
-# %% ../nbs/06_inference.ipynb #8be28bc5
+# %% ../nbs/06_inference.ipynb #3a234e69
 class KDNearest:
     "Nearest prototypes by a KD-tree built over `protos`"
     def __init__(self, protos): self.tree = KDTree(protos.detach().cpu().double().numpy())
@@ -185,7 +191,7 @@ class KDNearest:
         d,i = self.tree.query(x.detach().cpu().double().numpy(), range(1, k+1))
         return torch.from_numpy(d).to(x.dtype), torch.from_numpy(i).long()
 
-# %% ../nbs/06_inference.ipynb #ce03609d
+# %% ../nbs/06_inference.ipynb #39dae213
 def measure_nearest(
     K, m,           # numbers of prototypes and of dimensions
     n=1000,         # queries
