@@ -6,7 +6,7 @@
 __all__ = ['born', 'here', 'Claim', 'run_claimed', 'run_sweep', 'prepare', 'ray_task', 'ray_sweep', 'absolute', 'command',
            'train', 'show_recipe', 'sweep', 'show_sweep', 'train_cli', 'sweep_cli']
 
-# %% ../nbs/40_experiments.ipynb #16777ecc
+# %% ../nbs/40_experiments.ipynb #7f861567
 import contextlib, json, os, platform, sys, threading, time, traceback
 import torch
 from pathlib import Path
@@ -18,7 +18,7 @@ from .recipes import *
 from .runs import *
 from .figure1 import keep_memory
 
-# %% ../nbs/40_experiments.ipynb #ae69bf16
+# %% ../nbs/40_experiments.ipynb #5332cd04
 def born(
     pid # number of a process
 ):
@@ -33,7 +33,7 @@ def here():
     ns = '/proc/self/ns/pid'
     return f"{platform.node()} {os.readlink(ns) if os.path.exists(ns) else ''}"
 
-# %% ../nbs/40_experiments.ipynb #bd0dc689
+# %% ../nbs/40_experiments.ipynb #0e227464
 class Claim:
     "A claim to the run `r` in the folder `out`"
     def __init__(self,
@@ -50,7 +50,7 @@ class Claim:
         if who['here']==self.me['here']: return who['born']==born(who['pid'])
         return now-touched < self.stale
 
-# %% ../nbs/40_experiments.ipynb #dc8b2ca4
+# %% ../nbs/40_experiments.ipynb #1b1c2807
 @patch
 def take(self:Claim):
     "Take the claim unless someone holds it; was it taken?"
@@ -73,7 +73,7 @@ def release(self:Claim):
     "Give the claim back"
     self.over.set(); self.path.unlink(missing_ok=True)
 
-# %% ../nbs/40_experiments.ipynb #4684b9cf
+# %% ../nbs/40_experiments.ipynb #72bc39b0
 def run_claimed(
     r,             # a resolved recipe
     out='results', # folder of the results
@@ -89,7 +89,7 @@ def run_claimed(
         return 'failed'
     finally: claim.release()
 
-# %% ../nbs/40_experiments.ipynb #a8c14473
+# %% ../nbs/40_experiments.ipynb #0dbec213
 def run_sweep(
     recipes,       # what to run
     out='results', # folder of the results
@@ -109,7 +109,7 @@ def run_sweep(
         left = [r for r,o in zip(left, res) if o=='claimed']
     return failed
 
-# %% ../nbs/40_experiments.ipynb #726311ef
+# %% ../nbs/40_experiments.ipynb #744b429b
 def prepare(
     threads=0 # of PyTorch; 0 leaves its own choice
 ):
@@ -127,10 +127,9 @@ def ray_task(
     prepare(threads)
     return run_sweep([r], out, **kwargs)
 
-# %% ../nbs/40_experiments.ipynb #5052c7d5
+# %% ../nbs/40_experiments.ipynb #23742d24
 def _ray(workers):
-    try: import ray
-    except ImportError: raise ImportError("Ray is an extra: `pip install 'hierproto[ray]'`") from None
+    ray = extra('ray', 'ray')
     # nothing but recipes travels between processes
     if not ray.is_initialized(): ray.init(**(dict(num_cpus=workers, include_dashboard=False, object_store_memory=10**8) if workers else {}))
     return ray
@@ -154,7 +153,7 @@ def ray_sweep(
         failed += bad; say(f"{'failed' if bad else 'finished'}: {describe(r)}")
     return failed
 
-# %% ../nbs/40_experiments.ipynb #c1501f85
+# %% ../nbs/40_experiments.ipynb #f43ccdbd
 def absolute(
     r # a resolved recipe
 ):
@@ -162,7 +161,7 @@ def absolute(
     f = Path(r['hierarchy'])
     return dict(r, hierarchy=str(f.resolve())) if f.is_file() else r
 
-# %% ../nbs/40_experiments.ipynb #ab5dfc91
+# %% ../nbs/40_experiments.ipynb #4580ce86
 def command(
     f,        # a function with docments
     argv=None # of the program unless given
@@ -172,7 +171,7 @@ def command(
     args = vars(anno_parser(f, prog=f'hierproto_{f.__name__}').parse_args(argv))
     return f(**{k: v for k,v in args.items() if k not in ('pdb','xtra')})
 
-# %% ../nbs/40_experiments.ipynb #ce6b3c45
+# %% ../nbs/40_experiments.ipynb #a304e4c0
 def train(
     data:str='digits',        # digits, mnist, cifar100, nyudv2, s2agri or inat19
     method:str='gp_disto',    # a method of table 2, such as cross_entropy, hxe or gp_disto; arguments after a colon, as in gp_disto:lam=2
@@ -200,7 +199,7 @@ def train(
     if num_distrib()>1: torch.distributed.destroy_process_group()
     if res=='failed': sys.exit(run_file(r, out, 'log').read_text())
 
-# %% ../nbs/40_experiments.ipynb #bb1bbd34
+# %% ../nbs/40_experiments.ipynb #66c0cad1
 def show_recipe(
     r,            # a resolved recipe
     out='results' # folder of the results
@@ -211,7 +210,7 @@ def show_recipe(
     rows = [f'{k:<10} {str(v):<24} {places.get(k, "")}'.rstrip() for k,v in r.items()]
     return '\n'.join([*rows, f"{'is' if r['run_id'] in finished(results_file(r, out)) else 'would be'} in {results_file(r, out)}"])
 
-# %% ../nbs/40_experiments.ipynb #289ea934
+# %% ../nbs/40_experiments.ipynb #4266ca65
 def sweep(
     data:str='all',          # names with commas between, or all
     methods:str='all',       # methods with commas between, or all (table 2), ablation (table 3), robustness (table 4), little (section 4.5)
@@ -239,7 +238,7 @@ def sweep(
     else: prepare(threads); failed = run_sweep(rs, bar=bar, **kw)
     if failed: sys.exit('\n'.join([f'{len(failed)} of {len(rs)} runs failed:', *(f"{describe(r)}\n  {_last_line(run_file(r, out, 'log'))}" for r in failed)]))
 
-# %% ../nbs/40_experiments.ipynb #bda29cd6
+# %% ../nbs/40_experiments.ipynb #4efb4a5c
 def _last_line(path): return Path(path).read_text().strip().splitlines()[-1]
 
 def show_sweep(
@@ -251,6 +250,6 @@ def show_sweep(
     for r in rs: print(f"{'finished' if r['run_id'] in done[results_file(r, out)] else 'to do':<9} {describe(r)}")
     print(f"{len(rs)} runs, {sum(r['run_id'] not in done[results_file(r, out)] for r in rs)} to do")
 
-# %% ../nbs/40_experiments.ipynb #6668b58c
+# %% ../nbs/40_experiments.ipynb #891827f3
 def train_cli(): "The program hierproto_train"; command(train)
 def sweep_cli(): "The program hierproto_sweep"; command(sweep)
