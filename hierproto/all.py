@@ -7,3 +7,5 @@ from .callbacks import *
 from .learner import *
 from .inference import *
 from .methods import *
+from .saving import *
+from .audit import *
