@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['bn_mlp', 'apply_real', 'set_stats', 'PixelSetEncoder', 'day_encoding', 'TemporalAttention', 'PSETAE']
 
-# %% ../../nbs/33_backbones.psetae.ipynb #3d256c53
+# %% ../../nbs/33_backbones.psetae.ipynb #0149013c
 import math, torch
 from torch import nn
 from torch.nn import functional as F
 from fastcore.all import *
 
-# %% ../../nbs/33_backbones.psetae.ipynb #f68fa308
+# %% ../../nbs/33_backbones.psetae.ipynb #b62114f5
 def bn_mlp(
     *sizes, # size of the input, then of each layer
     act=True # end in a ReLU?
@@ -20,7 +20,7 @@ def bn_mlp(
     layers = [l for i,o in zip(sizes, sizes[1:]) for l in (nn.Linear(i, o), nn.BatchNorm1d(o), nn.ReLU())]
     return nn.Sequential(*(layers if act else layers[:-1]))
 
-# %% ../../nbs/33_backbones.psetae.ipynb #09debb09
+# %% ../../nbs/33_backbones.psetae.ipynb #16e18902
 def apply_real(
     net, # module of vectors (N, C)
     x, # vectors (..., C)
@@ -31,7 +31,7 @@ def apply_real(
     y = net(x[mask])
     return y.new_zeros(*x.shape[:-1], y.shape[-1]).masked_scatter(mask[...,None], y)
 
-# %% ../../nbs/33_backbones.psetae.ipynb #8bd96543
+# %% ../../nbs/33_backbones.psetae.ipynb #1906381e
 def set_stats(
     x, # vectors (B, T, S, C), zero where not real
     mask # which are real (B, T, S)
@@ -42,7 +42,7 @@ def set_stats(
     var = ((x-mean[:,:,None])*mask).square().sum(2)/(n-1).clamp(min=1)
     return torch.cat([mean, (var+1e-8).sqrt()], -1)
 
-# %% ../../nbs/33_backbones.psetae.ipynb #34799ecd
+# %% ../../nbs/33_backbones.psetae.ipynb #b9574382
 class PixelSetEncoder(nn.Module):
     "Sets of pixels `(B, T, C, S)` to vectors `(B, T, mlp2[-1])`"
     def __init__(self,
@@ -54,7 +54,7 @@ class PixelSetEncoder(nn.Module):
         super().__init__()
         self.mlp1,self.mlp2,self.n_geom = bn_mlp(n_in, *mlp1),bn_mlp(2*mlp1[-1]+n_geom, *mlp2, act=False),n_geom
 
-# %% ../../nbs/33_backbones.psetae.ipynb #8b3544ec
+# %% ../../nbs/33_backbones.psetae.ipynb #1fb5a74e
 @patch
 def shape_features(self:PixelSetEncoder, geom, n):
     "`n_geom` features of the shape for each of `n` parcels, with zeros for those that are not known"
@@ -62,7 +62,7 @@ def shape_features(self:PixelSetEncoder, geom, n):
     if geom.shape[1]>self.n_geom: raise ValueError(f'{geom.shape[1]} features of the shape, the network takes {self.n_geom}: set `n_geom`')
     return F.pad(geom, (0, self.n_geom-geom.shape[1]))
 
-# %% ../../nbs/33_backbones.psetae.ipynb #acd1149d
+# %% ../../nbs/33_backbones.psetae.ipynb #cb70a799
 @patch
 def forward(self:PixelSetEncoder, pixels, pixel_mask, date_mask, geom=None):
     real = date_mask[:,:,None] & pixel_mask[:,None]
@@ -70,7 +70,7 @@ def forward(self:PixelSetEncoder, pixels, pixel_mask, date_mask, geom=None):
     geom = self.shape_features(geom, len(e)).to(e)
     return apply_real(self.mlp2, torch.cat([e, geom[:,None].expand(-1, e.shape[1], -1)], -1), date_mask)
 
-# %% ../../nbs/33_backbones.psetae.ipynb #1fd75cd3
+# %% ../../nbs/33_backbones.psetae.ipynb #4eb3983d
 def day_encoding(
     days, # (..., )
     d=128, # size of the encoding
@@ -80,7 +80,7 @@ def day_encoding(
     i = torch.arange(d, device=days.device)
     return (days[...,None]/tau**(2*(i//2)/d) + math.pi/2*(i%2)).sin()
 
-# %% ../../nbs/33_backbones.psetae.ipynb #a5ce9472
+# %% ../../nbs/33_backbones.psetae.ipynb #0afca941
 class TemporalAttention(nn.Module):
     "Vectors of dates `(B, T, d)` to features `(B, mlp3[-1])`"
     def __init__(self,
@@ -99,7 +99,7 @@ class TemporalAttention(nn.Module):
         self.master = nn.Sequential(nn.BatchNorm1d(n_head*d_k), nn.Linear(n_head*d_k, n_head*d_k))
         self.mlp3,self.drop,self.attn_drop = bn_mlp(n_head*d, *mlp3),nn.Dropout(p),nn.Dropout(attn_p)
 
-# %% ../../nbs/33_backbones.psetae.ipynb #fbc3b523
+# %% ../../nbs/33_backbones.psetae.ipynb #0c6f5165
 @patch
 def attend(self:TemporalAttention, u, date_mask):
     "Weight of each date for each head, (B, n_head, T)"
@@ -109,14 +109,14 @@ def attend(self:TemporalAttention, u, date_mask):
     score = torch.einsum('bhd,bthd->bht', q, k)/self.d_k**.5
     return score.masked_fill(~date_mask[:,None], -torch.inf).softmax(-1)
 
-# %% ../../nbs/33_backbones.psetae.ipynb #50bf4577
+# %% ../../nbs/33_backbones.psetae.ipynb #f0f62d71
 @patch
 def forward(self:TemporalAttention, e, days, date_mask):
     u = self.norm(e) + day_encoding(days, e.shape[-1], self.tau)
     o = self.attn_drop(self.attend(u, date_mask)) @ u
     return self.out_norm(self.drop(self.mlp3(o.flatten(1))))
 
-# %% ../../nbs/33_backbones.psetae.ipynb #8a2d0c84
+# %% ../../nbs/33_backbones.psetae.ipynb #56aa7ba7
 class PSETAE(nn.Module):
     "Parcels, as `(pixels, pixel_mask, days, date_mask, geom)`, to features `(B, 128)`"
     def __init__(self,
@@ -129,7 +129,7 @@ class PSETAE(nn.Module):
         self.pse,self.tae = PixelSetEncoder(n_in, mlp1, mlp2, n_geom),TemporalAttention(mlp2[-1], **kwargs)
         self.n_features = self.tae.out_norm.normalized_shape[0]
 
-# %% ../../nbs/33_backbones.psetae.ipynb #1289838f
+# %% ../../nbs/33_backbones.psetae.ipynb #a945a048
 @patch
 def forward(self:PSETAE, pixels, pixel_mask=None, days=None, date_mask=None, geom=None):
     if isinstance(pixels, (tuple,list)): return self(*pixels)

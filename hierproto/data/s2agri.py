@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['s2agri_folder', 'parse_date', 'read_days', 'read_labels', 'label_tree', 'fold_parts', 'sample_pixels', 'ParcelDS',
-           'pad_parcels', 'read_stats', 'compute_stats', 'NormParcels', 'JitterPixels', 'ParcelDL', 'list_parcels',
-           's2agri']
+           'pad_parcels', 'ArraysOnly', 'read_stats', 'compute_stats', 'NormParcels', 'JitterPixels', 'ParcelDL',
+           'list_parcels', 's2agri']
 
-# %% ../../nbs/25_data.s2agri.ipynb #a336503a
+# %% ../../nbs/25_data.s2agri.ipynb #c93e6173
 import json, pickle, warnings
 from datetime import date
 import matplotlib.pyplot as plt, numpy as np, torch
@@ -16,7 +16,7 @@ from fastai.data.all import *
 from ..hierarchy import *
 from .core import *
 
-# %% ../../nbs/25_data.s2agri.ipynb #97887e73
+# %% ../../nbs/25_data.s2agri.ipynb #38b4a1cc
 def s2agri_folder(
     source=None # folder with `DATA/` and `META/`
 ):
@@ -24,13 +24,13 @@ def s2agri_folder(
     return find_data(['s2agri','s2_parcels'], source, 'META/labels.json',
         "S2-Agri is given out by its authors on request, see https://github.com/VSainteuf/pytorch-psetae; its folder has DATA/<id>.npy and META/*.json.")
 
-# %% ../../nbs/25_data.s2agri.ipynb #07fe5c97
+# %% ../../nbs/25_data.s2agri.ipynb #d3562ded
 def parse_date(d):
     "A date such as 20170103 or '2017-01-03'"
     s = str(d).replace('-', '')
     return date(int(s[:4]), int(s[4:6]), int(s[6:8]))
 
-# %% ../../nbs/25_data.s2agri.ipynb #a29a7546
+# %% ../../nbs/25_data.s2agri.ipynb #888e8c5b
 def read_days(
     dates, # what `META/dates.json` holds
     ids # parcels
@@ -42,7 +42,7 @@ def read_days(
     start = min(d.min() for d in days.values())
     return {i:(d-start).astype('float32') for i,d in days.items()}
 
-# %% ../../nbs/25_data.s2agri.ipynb #d60dea3b
+# %% ../../nbs/25_data.s2agri.ipynb #5fd8cff5
 def read_labels(
     labels, # what `META/labels.json` holds
     name=None, # nomenclature; the one with most classes unless given
@@ -54,7 +54,7 @@ def read_labels(
     counts = Counter(labels[name].values())
     return {i:k for i,k in labels[name].items() if k is not None and counts[k]>=min_samples}
 
-# %% ../../nbs/25_data.s2agri.ipynb #a5bd97aa
+# %% ../../nbs/25_data.s2agri.ipynb #4bf20f40
 def label_tree(
     labels, # what `META/labels.json` holds
     fine, # parcels and their classes, as from `read_labels`
@@ -68,7 +68,7 @@ def label_tree(
         if len(up)==len(tops) and 1 < len(above) < len(tops): paths = {k:(f'{name} {dict(up)[p[0]]}',*p) for k,p in paths.items()}
     return Hierarchy.from_paths([paths[k] for k in sorted(paths, key=str)])
 
-# %% ../../nbs/25_data.s2agri.ipynb #f72d061f
+# %% ../../nbs/25_data.s2agri.ipynb #68c554d7
 def fold_parts(
     n, # number of items
     fold=0, # which of the five
@@ -81,7 +81,7 @@ def fold_parts(
     train = torch.cat([parts[(fold+i)%k] for i in range(2, k)]).sort().values
     return train, parts[(fold+1)%k], parts[fold]
 
-# %% ../../nbs/25_data.s2agri.ipynb #860b2940
+# %% ../../nbs/25_data.s2agri.ipynb #8bb202ed
 def sample_pixels(
     s, # number of pixels that there are
     n, # number to take
@@ -91,7 +91,7 @@ def sample_pixels(
     if s<=n: return np.arange(s)
     return np.sort(torch.randperm(s)[:n].numpy()) if random else np.linspace(0, s-1, n).round().astype(int)
 
-# %% ../../nbs/25_data.s2agri.ipynb #64874d0f
+# %% ../../nbs/25_data.s2agri.ipynb #7e37dc27
 class ParcelDS:
     "Parcels `ids` under `path` with classes `y`; an item is `(pixels (T, C, S), days (T,), geom), y`"
     n_inp = 1
@@ -100,7 +100,7 @@ class ParcelDS:
         self.y,self.vocab,self._kept = torch.as_tensor(y),CategoryMap(vocab, sort=False) if vocab is not None else None,{}
     def __len__(self): return len(self.ids)
 
-# %% ../../nbs/25_data.s2agri.ipynb #591230cf
+# %% ../../nbs/25_data.s2agri.ipynb #84e1910e
 @patch
 def array(self:ParcelDS, i):
     "The whole of parcel number `i`"
@@ -109,7 +109,7 @@ def array(self:ParcelDS, i):
     if self.in_memory: self._kept[i] = a
     return a
 
-# %% ../../nbs/25_data.s2agri.ipynb #7fdd60e6
+# %% ../../nbs/25_data.s2agri.ipynb #58031d2a
 @patch
 def __getitem__(self:ParcelDS, i):
     a = self.array(i)
@@ -119,13 +119,13 @@ def __getitem__(self:ParcelDS, i):
     geom = torch.zeros(0) if self.geom is None else torch.as_tensor(self.geom[i])
     return (x, torch.from_numpy(days), geom), TensorCategory(self.y[i])
 
-# %% ../../nbs/25_data.s2agri.ipynb #b59d2c60
+# %% ../../nbs/25_data.s2agri.ipynb #305e1a10
 @patch
 def new_empty(self:ParcelDS):
     "The same data set without its parcels"
     return ParcelDS(self.path, [], self.y[:0], {None:np.zeros(0, 'float32')}, None, self.vocab, self.n_pixels, 1)
 
-# %% ../../nbs/25_data.s2agri.ipynb #b1889345
+# %% ../../nbs/25_data.s2agri.ipynb #526121fa
 def pad_parcels(
     items # items of `ParcelDS`
 ):
@@ -140,13 +140,16 @@ def pad_parcels(
     geom = torch.stack([torch.as_tensor(g) for (_,_,g),_ in items]).float()
     return (pixels,pixel_mask,days,date_mask,geom), TensorCategory(torch.stack([torch.as_tensor(y) for _,y in items]))
 
-# %% ../../nbs/25_data.s2agri.ipynb #5305b761
-class _ArraysOnly(pickle.Unpickler):
+# %% ../../nbs/25_data.s2agri.ipynb #621f876b
+class ArraysOnly(pickle.Unpickler):
+    "Reads a pickle of numpy's arrays and numbers, and refuses any other"
     def find_class(self, module, name):
-        if module.split('.')[0]!='numpy': raise pickle.UnpicklingError(f'the file wants {module}.{name}, only numpy is allowed')
+        array = module.split('.')[0]=='numpy' and name in ('ndarray','dtype','_reconstruct','_frombuffer','scalar')
+        if not array and (module,name)!=('_codecs','encode'): # how old pickles spell bytes
+            raise pickle.UnpicklingError(f'the file wants {module}.{name}, only arrays of numpy are allowed')
         return super().find_class(module, name)
 
-# %% ../../nbs/25_data.s2agri.ipynb #ed5663d4
+# %% ../../nbs/25_data.s2agri.ipynb #3960704f
 def read_stats(
     path # folder of the data set
 ):
@@ -155,10 +158,10 @@ def read_stats(
     if f is None: return None
     if f.suffix=='.npz': o = np.load(f); m,s = o['mean'],o['std']
     else:
-        with f.open('rb') as o: m,s = _ArraysOnly(o).load()
+        with f.open('rb') as o: m,s = ArraysOnly(o).load()
     return torch.as_tensor(np.array(m)).float(), torch.as_tensor(np.array(s)).float()
 
-# %% ../../nbs/25_data.s2agri.ipynb #5825e89e
+# %% ../../nbs/25_data.s2agri.ipynb #1765226e
 def compute_stats(
     ds, # a `ParcelDS`
     n=500, # parcels to look at, spread over the data set
@@ -171,7 +174,7 @@ def compute_stats(
     else: x = np.concatenate([a[(a!=0).any((1,2))].transpose(1, 0, 2).reshape(a.shape[1], -1) for a in arrays], 1); dims = 1
     return torch.from_numpy(x.mean(dims)).float(), torch.from_numpy(x.std(dims)).float().clamp(min=1e-6)
 
-# %% ../../nbs/25_data.s2agri.ipynb #77874751
+# %% ../../nbs/25_data.s2agri.ipynb #7859eb92
 class NormParcels(ItemTransform):
     "Normalise the pixels of a batch by `mean` and `std`, (T, C) or (C,)"
     order,parameters = 10,L('mean','std')
@@ -182,7 +185,7 @@ class NormParcels(ItemTransform):
         m,s = self._stats(x)
         return ((x-m)/s,*rest), *y
 
-# %% ../../nbs/25_data.s2agri.ipynb #8d07a0d0
+# %% ../../nbs/25_data.s2agri.ipynb #3c5dfcc3
 class JitterPixels(ItemTransform):
     "Add normal noise of deviation `sigma`, cut off at `clip`, to the pixels of a training batch"
     split_idx,order = 0,20
@@ -191,13 +194,13 @@ class JitterPixels(ItemTransform):
         (x,*rest),*y = b
         return (x+(torch.randn_like(x)*self.sigma).clamp(-self.clip, self.clip),*rest), *y
 
-# %% ../../nbs/25_data.s2agri.ipynb #c61b3f9d
+# %% ../../nbs/25_data.s2agri.ipynb #4fb44349
 class ParcelDL(TfmdDL):
     "Batches of a `ParcelDS`"
     def create_batch(self, b): return pad_parcels(b)
     def retain(self, res, b): return res
 
-# %% ../../nbs/25_data.s2agri.ipynb #8c890f9b
+# %% ../../nbs/25_data.s2agri.ipynb #5ebd3f30
 @patch
 def show_batch(self:ParcelDL, b=None, max_n=6, bands=dict(blue=0, red=2, infrared=6), figsize=None, **kwargs):
     (x,pm,days,dm,_),y = to_cpu(self.one_batch() if b is None else b)
@@ -213,7 +216,7 @@ def show_batch(self:ParcelDL, b=None, max_n=6, bands=dict(blue=0, red=2, infrare
     axs[0,0].legend(fontsize=7); axs[0,0].set_ylim(-3, 4)
     return axs
 
-# %% ../../nbs/25_data.s2agri.ipynb #a6c4f03c
+# %% ../../nbs/25_data.s2agri.ipynb #7ff97555
 def _norm_geom(src, ids, train):
     "Shape features of `ids`, normalised by those of `train`; None if there are none"
     f = src/'META'/'geomfeat.json'
@@ -222,7 +225,7 @@ def _norm_geom(src, ids, train):
     g = torch.tensor([listify(o[i]) for i in ids], dtype=torch.float32)
     return (g-g[train].mean(0))/g[train].std(0).clamp(min=1e-6)
 
-# %% ../../nbs/25_data.s2agri.ipynb #dbc40f17
+# %% ../../nbs/25_data.s2agri.ipynb #cd79981f
 def list_parcels(
     src, # folder of the data set
     fine, # parcels and their classes, as from `read_labels`
@@ -234,7 +237,7 @@ def list_parcels(
     keys = sorted({fine[i] for i in ids}, key=lambda k: (isinstance(k, str), k))
     return ids, tensor([keys.index(fine[i]) for i in ids]), [str((names or {}).get(k, k)) for k in keys]
 
-# %% ../../nbs/25_data.s2agri.ipynb #798ff70b
+# %% ../../nbs/25_data.s2agri.ipynb #d78bcbfc
 def _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels, in_memory):
     "Training, validation and test set"
     ids,y,vocab = list_parcels(src, fine, names)
@@ -245,7 +248,7 @@ def _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels, in_mem
     return [ParcelDS(src, [ids[i] for i in p], y[p], days, None if geom is None else geom[p], vocab, n_pixels, min(k, 1), in_memory)
             for k,p in enumerate(parts)]
 
-# %% ../../nbs/25_data.s2agri.ipynb #e5176eaa
+# %% ../../nbs/25_data.s2agri.ipynb #7061d51d
 def s2agri(
     bs=128, # batch size
     fold=0, # which of the five folds
