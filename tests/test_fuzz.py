@@ -3,9 +3,15 @@
 A case is a number: `case('csv', 4711)` is the same case on every machine. `HIERPROTO_CASES` says how many of each suite are tried."""
 import contextlib, csv, io, json, os, random, re, signal, threading, unicodedata, warnings
 import numpy as np, pandas as pd, pytest, torch
+from hierproto.baselines.emd import EMDLoss
+from hierproto.baselines.hxe import HXELoss
+from hierproto.baselines.hyperspherical import SquaredCosineLoss
+from hierproto.baselines.soft_labels import SoftLabelLoss
+from hierproto.baselines.yolo import LogProbLoss
 from hierproto.distortion import distances, disto_loss, distortion, rank_loss
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError, as_costs
 from hierproto.metrics import average_cost, error_rate, hier_report
+from hierproto.prototypes import DataLoss, FocalDataLoss
 
 CASES, SECONDS = int(os.environ.get('HIERPROTO_CASES', 200)), 20
 SUITES = {}
@@ -245,6 +251,25 @@ def labels_in_metrics(rng):
     assert ahc is not None and np.isclose(ahc, want, equal_nan=True), f'average cost {ahc}, by hand {want}'
 
 
+LOSSES = dict(data=lambda h: DataLoss, focal=lambda h: FocalDataLoss, hxe=lambda h: lambda **k: HXELoss(h, **k), soft_labels=lambda h: lambda **k: SoftLabelLoss(h, **k), emd=lambda h: lambda **k: EMDLoss(h, **k),
+              yolo=lambda h: LogProbLoss, sphere=lambda h: SquaredCosineLoss)
+
+@suite
+def labels_in_losses(rng):
+    "Every loss: a label is a class, or ignored, or refused"
+    K, B, more = rng.choice([2, 3, 6]), rng.choice([1, 2, 5]), rng.choice([(), (), (2, 2)])
+    y, ignore = odd_labels(rng, (B, *more), K), rng.choice([-100, 255, 0])
+    if y.is_floating_point(): y = y.nan_to_num(1.).long()
+    h = Hierarchy.from_paths([(f'g{k%2}', f'leaf {k}') for k in range(K)])
+    x = torch.tensor(np.random.default_rng(rng.randrange(2**30)).normal(size=(B, K, *more)), dtype=torch.float32).log_softmax(1)
+    t = y.long()[y.long() != ignore]
+    good = bool(((t >= 0) & (t < K)).all())
+    for name, make in LOSSES.items():
+        v = refused(lambda: make(h)(ignore_index=ignore, reduction='sum')(x, y))
+        assert (v is not None) == good, f'{name}: ' + ('nonsense is learnt from' if v is not None else 'sound labels are refused')
+        if good: assert v.isfinite() and (len(t) or v == 0)
+
+
 @suite
 def sizes_in_distances(rng):
     "Embeddings, prototypes and costs whose sizes do not fit"
@@ -263,7 +288,58 @@ def sizes_in_distances(rng):
         assert (v is not None) == (D.shape == (k, k)), 'costs of other classes are used' if v is not None else 'costs that fit are refused'
 
 
-@pytest.mark.parametrize('name', SUITES)
+# --- command lines ---
+WORDS = ['digits', 'mnist', 'cifar100', 'all', 'gp_disto', 'cross_entropy', 'hxe', 'gp_disto:lam=2', 'gp_disto:hidden=False', 'paper', 'cpu', 'smoke', '0', '1', '3', '-1', '1.5', '.1', '0.1,1', 'digits_chain', 'mnist_visual',
+         'epochs=3', 'epochs=3,lr=.05', 'seed=1', 'arch=thin_resnet', 'tensorboard', 'nonsense', 'digitss', '', ' ', ',', '=', ':', 'a=', '=a', 'gp_disto:', 'gp_disto:lam', 'epochs', 'lam=nan', 'epochs=-3', '1e999', 'nan', '\u05d7\u05ea\u05d5\u05dc',
+         'no/such.csv', '../x', "'; rm", 'a\nb', 'x'*300, '--', '--data', '-h', 'None', 'True', '{}', '[1]', '%s']
+SOUND = dict(data=['digits', 'mnist', 'cifar100'], method=['gp_disto', 'cross_entropy', 'hxe', 'gp_disto:lam=2'], methods=['all', 'hxe,emd', 'ablation', 'gp_disto:lam=.5'], tier=['paper', 'cpu', 'smoke'], seed=['0', '7'], seeds=['1', '2'], fold=['0'],
+             fraction=['1', '0.5'], hierarchy=['', 'mnist_visual'], set=['', 'epochs=3', 'epochs=3,lr=.05'], log=[''], threads=['0', '1'], workers=['0', '2'])
+
+def command_line(rng):
+    "Program, arguments, and whether nothing is wrong with them"
+    program = rng.choice(['train', 'sweep', 'report', 'figure1'])
+    options = dict(train='data method tier seed fold fraction hierarchy set log threads', sweep='data methods tier seeds fraction hierarchy set threads workers', report='data tier set hierarchy', figure1='data threads')[program].split()
+    args, sound = [], True
+    for o in rng.sample(options, rng.randint(0, len(options))):
+        v = rng.choice(SOUND[o])
+        if rng.random() < .15: v = rng.choice(WORDS); sound = False
+        args += [f'--{o}={v}'] if rng.random() < .5 or v.startswith('-') else [f'--{o}', v]
+    if rng.random() < .1: args.insert(rng.randint(0, len(args)), rng.choice(WORDS + ['--nonsense', '--nonsense=1', '-x'])); sound = False
+    if program in ('train', 'sweep'): args.append('--dry_run')
+    return program, args, sound
+
+def run_command(program, args, out):
+    "Run `program`; figure1, which has no dry run, only reads its arguments"
+    from hierproto import experiments, report
+    if program != 'figure1': return experiments.command({'report': report.report}.get(program) or getattr(experiments, program), args + [f'--out={out}'])
+    from fastcore.script import anno_parser
+    from hierproto.figure1 import main
+    return anno_parser(getattr(main, '__wrapped__', main)).parse_args(args)
+
+def names_culprit(message, args):
+    "Does `message` repeat something of what was given?"
+    given = {w for a in args for w in [a, a.lstrip('-'), *re.split('[=,:]', a.lstrip('-'))] if w.strip()}
+    return any(w[:40] in message or repr(w)[1:-1][:40] in message for w in given)
+
+@suite
+def command_lines(rng):
+    program, args, sound = command_line(rng)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try: run_command(program, args, 'no_such_folder'); return
+        except SystemExit as e:
+            if not e.code: return  # help
+            message = f'{e.code} {err.getvalue()}'
+        except (ValueError, FileNotFoundError) as e: message = str(e)
+    assert not sound, f'{program} {args} is sound, yet: {message[-200:]}'
+    assert names_culprit(message, args), f'{program} {args}: no culprit in {message[-200:]!r}'
+
+
+# Failures that are known and wait to be mended where they arise
+KNOWN = dict(command_lines='recipes.settings, sweep_recipes and report let errors of Python through for words that are no settings',
+             labels_in_losses='prototypes.DataLoss gives labels to torch unchecked')
+
+@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.xfail(strict=True, reason=KNOWN[n]) if n in KNOWN else ()) for n in SUITES])
 def test_fuzz(name):
     for i in range(CASES):
         try: case(name, i)
