@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PROTOCOLS', 'DIGITS', 'digit_pictures', 'figure1_augment', 'digit_costs', 'digits']
 
-# %% ../../nbs/21_data.digits.ipynb #9959f456
+# %% ../../nbs/21_data.digits.ipynb #6f8266a5
 import torch, torch.nn.functional as F
 from fastcore.all import *
 from sklearn.datasets import load_digits
@@ -13,7 +13,7 @@ from sklearn.model_selection import train_test_split
 from ..hierarchy import *
 from .core import *
 
-# %% ../../nbs/21_data.digits.ipynb #5e31820a
+# %% ../../nbs/21_data.digits.ipynb #3200c16b
 def digit_pictures(
     size=28,  # side of the pictures
     margin=4  # empty pixels on each side
@@ -24,7 +24,7 @@ def digit_pictures(
     x = F.interpolate(x, size=size-2*margin, mode='bilinear', align_corners=False)
     return F.pad(x, [margin]*4), torch.tensor(data.target)
 
-# %% ../../nbs/21_data.digits.ipynb #5ae84134
+# %% ../../nbs/21_data.digits.ipynb #a8c463a2
 PROTOCOLS = dict(published=dict(max_deg=40., zoom=(1.3,1.3), mode='nearest'),
                  as_written=dict(max_deg=40., zoom=(1.,1.3), mode='nearest'))
 
@@ -35,7 +35,7 @@ def figure1_augment(
     if protocol is not None and protocol not in PROTOCOLS: raise ValueError(f'protocol {protocol!r} is none of {", ".join(PROTOCOLS)}')
     return [] if protocol is None else [RotateZoom(**PROTOCOLS[protocol])]
 
-# %% ../../nbs/21_data.digits.ipynb #20460f1e
+# %% ../../nbs/21_data.digits.ipynb #4364f086
 DIGITS = [str(i) for i in range(10)]
 
 def digit_costs(
@@ -44,7 +44,7 @@ def digit_costs(
     "The hierarchy or cost matrix of the ten digits called `name`"
     return (named_costs(name) if name=='digits_chain' else Hierarchy.named(name)).align(DIGITS)
 
-# %% ../../nbs/21_data.digits.ipynb #8a8eb17f
+# %% ../../nbs/21_data.digits.ipynb #485b8dc2
 def digits(
     bs=256,                   # batch size
     protocol='as_written',    # augmentation: 'as_written', 'published' or None

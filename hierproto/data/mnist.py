@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['read_folder', 'mnist_pictures', 'mnist_here', 'mnist']
 
-# %% ../../nbs/22_data.mnist.ipynb #cc323601
+# %% ../../nbs/22_data.mnist.ipynb #b0076a29
 import numpy as np, torch
+from torch import tensor
 from fastcore.all import *
 from fastai.data.external import URLs, untar_data, fastai_cfg
 from PIL import Image
@@ -14,7 +15,7 @@ from ..hierarchy import *
 from .core import *
 from .digits import *
 
-# %% ../../nbs/22_data.mnist.ipynb #4b284e34
+# %% ../../nbs/22_data.mnist.ipynb #57465dc1
 def read_folder(
     path # holds one folder for each digit
 ):
@@ -23,7 +24,7 @@ def read_folder(
     x = torch.from_numpy(np.stack([np.asarray(Image.open(f).convert('L')) for f in files]))[:,None]
     return x, tensor([DIGITS.index(f.parent.name) for f in files])
 
-# %% ../../nbs/22_data.mnist.ipynb #2c9fc0cc
+# %% ../../nbs/22_data.mnist.ipynb #2932f310
 def mnist_pictures(
     path=None # of the unpacked data set; downloaded by fastai unless given
 ):
@@ -33,10 +34,10 @@ def mnist_pictures(
     sets = cached(path/'tensors_v1.pt', lambda: {o: read_folder(path/o) for o in parts})
     return [(sets[o][0].float()/255, sets[o][1]) for o in parts]
 
-# %% ../../nbs/22_data.mnist.ipynb #00e16dcc
+# %% ../../nbs/22_data.mnist.ipynb #255377c3
 def mnist_here(): "Is MNIST on this machine already?"; return (fastai_cfg().path('data')/'mnist_png'/'testing').exists()
 
-# %% ../../nbs/22_data.mnist.ipynb #9c42bf3e
+# %% ../../nbs/22_data.mnist.ipynb #a934e659
 @delegates(digits, but='valid_pct,seed')
 def mnist(
     bs=256,                   # batch size
