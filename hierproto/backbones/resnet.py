@@ -6,7 +6,7 @@
 __all__ = ['ResidualBlock', 'SmallResNet', 'resnet18_32', 'multiply_adds', 'cost_table', 'thin_resnet', 'imagenet_weights',
            'resnet18_224']
 
-# %% ../../nbs/31_backbones.resnet.ipynb #34a13bbd
+# %% ../../nbs/31_backbones.resnet.ipynb #d2bc1591
 from pathlib import Path
 import pandas as pd, torch
 from torch import nn
@@ -15,16 +15,20 @@ from torchvision import models
 from fastcore.all import *
 from fastai.layers import ConvLayer
 
-# %% ../../nbs/31_backbones.resnet.ipynb #14ebe0df
+# %% ../../nbs/31_backbones.resnet.ipynb #c2a32962
 class ResidualBlock(nn.Module):
     "Two 3x3 convolutions from `ni` to `nf` channels, added to a shortcut"
-    def __init__(self, ni, nf, stride=1):
+    def __init__(self,
+        ni, # channels that come in
+        nf, # channels that go out
+        stride=1 # 2 halves the picture
+    ):
         super().__init__()
         self.convs = nn.Sequential(ConvLayer(ni, nf, stride=stride), ConvLayer(nf, nf, act_cls=None))
         self.shortcut = nn.Identity() if ni==nf and stride==1 else ConvLayer(ni, nf, 1, stride=stride, act_cls=None)
     def forward(self, x): return F.relu(self.convs(x)+self.shortcut(x))
 
-# %% ../../nbs/31_backbones.resnet.ipynb #454a5781
+# %% ../../nbs/31_backbones.resnet.ipynb #79f45909
 def _stage(ni, nf, n, stride): return nn.Sequential(ResidualBlock(ni, nf, stride), *[ResidualBlock(nf, nf) for _ in range(n-1)])
 
 class SmallResNet(nn.Sequential):
@@ -39,14 +43,14 @@ class SmallResNet(nn.Sequential):
         super().__init__(ConvLayer(n_in, widths[0]), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.n_features = widths[-1]
 
-# %% ../../nbs/31_backbones.resnet.ipynb #484e2197
+# %% ../../nbs/31_backbones.resnet.ipynb #95c14a28
 def _channels_last(m): return m.to(memory_format=torch.channels_last)
 
 def resnet18_32(n_in=3): # channels of the input
     "ResNet-18 for images of about 32x32, 512 features"
     return _channels_last(SmallResNet(n_in=n_in))
 
-# %% ../../nbs/31_backbones.resnet.ipynb #169bab3b
+# %% ../../nbs/31_backbones.resnet.ipynb #75785f2f
 def multiply_adds(model, *x):
     "Multiply-adds of the convolutions and linear layers of `model` for one item of the batch `x`, by layer"
     res,mods = {},[m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))]
@@ -60,7 +64,7 @@ def multiply_adds(model, *x):
         model.train(was)
     return res
 
-# %% ../../nbs/31_backbones.resnet.ipynb #22af3af2
+# %% ../../nbs/31_backbones.resnet.ipynb #f35103aa
 def cost_table(
     model, # module whose direct parts are listed
     *x # a batch for it
@@ -75,12 +79,12 @@ def cost_table(
     rows = [(k, shapes.get(m, ''), sum(p.numel() for p in m.parameters()), sum(macs.get(l, 0) for l in m.modules())/1e6) for k,m in parts.items()]
     return pd.DataFrame(rows, columns=['part','output','parameters','Mmacs']).set_index('part')
 
-# %% ../../nbs/31_backbones.resnet.ipynb #9210a11b
+# %% ../../nbs/31_backbones.resnet.ipynb #0a74d1b2
 def thin_resnet(n_in=3): # channels of the input
     "A ResNet of half a million parameters for experiments on a CPU, 160 features"
     return _channels_last(SmallResNet((16,32,96,160), (1,1,1,1), n_in=n_in))
 
-# %% ../../nbs/31_backbones.resnet.ipynb #3a4fcc8d
+# %% ../../nbs/31_backbones.resnet.ipynb #843627cb
 def imagenet_weights(
     weights, # which of torchvision's weights, such as `ResNet18_Weights.DEFAULT`
     pretrained=True # True downloads them once; a file is read instead
@@ -93,7 +97,7 @@ def imagenet_weights(
         raise OSError(f"ImageNet's weights could not be fetched ({e}). Download {weights.url} elsewhere and put it at {where}, "
                       "or give the file as `pretrained`, or start from random weights with `pretrained=False`") from e
 
-# %% ../../nbs/31_backbones.resnet.ipynb #fd91c53d
+# %% ../../nbs/31_backbones.resnet.ipynb #8fd2bebf
 def resnet18_224(
     pretrained=True # ImageNet's weights (True), random ones (False), or a file with a state dict of torchvision's ResNet-18
 ):
