@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 READY  := .venv/.ready
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs bench clean
+.PHONY: help demo test docs bench stress clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ docs: $(READY) ## build the docs site into _docs/
 
 bench: $(READY) ## measure speed and memory as ratios, into results/bench.csv
 	$(BIN)/python -m hierproto.bench
+
+stress: $(READY) ## properties, bad input, faults and an hour of trainings at full counts, into results/stress.csv
+	$(BIN)/python tools/stress.py
 
 clean: ## remove what the other targets made
 	rm -rf .venv _docs _proc demo build *.egg-info
