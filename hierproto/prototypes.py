@@ -7,7 +7,7 @@ __all__ = ['proto_inits', 'start_protos', 'PrototypeHead', 'LinearHead', 'find_p
            'EmbedNorm', 'has_weights', 'arch_func', 'n_features', 'load_body', 'embedder', 'split_protos',
            'plot_embedding']
 
-# %% ../nbs/02_prototypes.ipynb #2906b6ea
+# %% ../nbs/02_prototypes.ipynb #7f830d81
 import math
 from functools import partial
 from inspect import signature
@@ -22,10 +22,10 @@ from fastai.vision.learner import TimmBody, create_body, default_split, model_me
 from .hierarchy import *
 from .distortion import *
 
-# %% ../nbs/02_prototypes.ipynb #75174284
+# %% ../nbs/02_prototypes.ipynb #22b84d0d
 proto_inits = dict(cube=torch.rand, normal=torch.randn)
 
-# %% ../nbs/02_prototypes.ipynb #b044823f
+# %% ../nbs/02_prototypes.ipynb #09238417
 def start_protos(
     n, # number of prototypes
     m, # dimension of the embedding
@@ -39,7 +39,7 @@ def start_protos(
     if protos.shape != (n, m): raise ValueError(f"{n} prototypes of {m} dimensions wanted, `init` gives {tuple(protos.shape)}")
     return protos
 
-# %% ../nbs/02_prototypes.ipynb #2b67986b
+# %% ../nbs/02_prototypes.ipynb #86eba70f
 class PrototypeHead(nn.Module):
     "Scores of embeddings: minus their `distance` to the prototypes of the classes, eq. 2"
     def __init__(self,
@@ -59,7 +59,7 @@ class PrototypeHead(nn.Module):
 
     def extra_repr(self): return f"m={self.m}, n_protos={len(self.protos)}, n_classes={self.n_classes}"
 
-# %% ../nbs/02_prototypes.ipynb #191c4732
+# %% ../nbs/02_prototypes.ipynb #6fab02ff
 @patch
 def forward(self:PrototypeHead, x):
     # a slice, even of everything, costs a copy of all prototypes on the way back
@@ -69,7 +69,7 @@ def forward(self:PrototypeHead, x):
     d = self.distance(z.reshape(-1, z.shape[-1]), protos)
     return -d.view(*z.shape[:-1], -1).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #17708888
+# %% ../nbs/02_prototypes.ipynb #1116bad6
 class LinearHead(nn.Linear):
     "Scores that are a linear map of embeddings `(B, m)` or `(B, m, H, W)`: the cross-entropy baseline"
     def __init__(self,
@@ -79,7 +79,7 @@ class LinearHead(nn.Linear):
     ): super().__init__(m, n_classes, bias=bias)
     def forward(self, x): return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #07070e0b
+# %% ../nbs/02_prototypes.ipynb #15d909cf
 def find_protos(
     model # any module
 ):
@@ -89,7 +89,7 @@ def find_protos(
     what = "no module with `protos`" if not found else f"{len(found)} modules with `protos`"
     raise ValueError(f"The model has {what}, exactly one is needed: end it in a `PrototypeHead`, or say which module it is")
 
-# %% ../nbs/02_prototypes.ipynb #a8a1f3f6
+# %% ../nbs/02_prototypes.ipynb #d79a46e6
 class DataLoss(nn.Module):
     "Eq. 3: cross-entropy of scores `(B, K[, H, W])`, with class weights and labels to ignore"
     y_int = True # fastai's MixUp mixes losses, not targets
@@ -104,24 +104,34 @@ class DataLoss(nn.Module):
 
     def per_item(self, scores, targets): return F.cross_entropy(scores, targets, ignore_index=self.ignore_index, reduction='none')
 
-# %% ../nbs/02_prototypes.ipynb #051e4bd3
+# %% ../nbs/02_prototypes.ipynb #cdddede2
+@patch
+def check_labels(self:DataLoss, targets, K):
+    "Complain of `targets` that are none of `K` classes"
+    if targets.device.type!='cpu' or not targets.numel(): return
+    lo,hi = map(int, targets.aminmax())
+    bad = lo if lo<0 else hi
+    if bad<0 or bad>=K: raise HierarchyError(f"label {bad} is none of the {K} classes; `ignore_index={bad}` would leave it out")
+
+# %% ../nbs/02_prototypes.ipynb #bf2d8c4c
 @patch
 def forward(self:DataLoss, scores, targets):
     targets = targets.long()
     counts = targets!=self.ignore_index
+    self.check_labels(targets.where(counts, 0), scores.shape[1])
     w = counts.float() if self.weight is None else self.weight[targets.where(counts, 0)]*counts
     # a batch without labels has a sum of zero, and zero is what it should cost
     if self.reduction=='mean': w = w/w.sum().clamp(min=torch.finfo(w.dtype).tiny)
     loss = w*self.per_item(scores, targets)
     return loss if self.reduction=='none' else loss.sum()
 
-# %% ../nbs/02_prototypes.ipynb #957183ac
+# %% ../nbs/02_prototypes.ipynb #def693d9
 @patch
 def activation(self:DataLoss, scores): return scores.softmax(1)
 @patch
 def decodes(self:DataLoss, scores): return scores.argmax(1)
 
-# %% ../nbs/02_prototypes.ipynb #ea22eaac
+# %% ../nbs/02_prototypes.ipynb #f15d87a9
 class FocalDataLoss(DataLoss):
     "`DataLoss` in which a sample counts less, by `(1-p)**gamma`, the surer its true class is"
     def __init__(self,
@@ -135,18 +145,18 @@ class FocalDataLoss(DataLoss):
         # expm1 keeps the digits of 1-p when p is near 1; the clamp keeps the gradient of a power below 1 finite
         return (-torch.expm1(-ce)).clamp(min=1e-8)**self.gamma*ce
 
-# %% ../nbs/02_prototypes.ipynb #94c70a57
+# %% ../nbs/02_prototypes.ipynb #013a91b6
 class MeanPool(nn.Module):
     "Mean over all positions of `(B, C, ...)`; vectors `(B, C)` pass"
     def forward(self, x): return x.flatten(2).mean(-1) if x.ndim>2 else x
 
-# %% ../nbs/02_prototypes.ipynb #9453f5d8
+# %% ../nbs/02_prototypes.ipynb #8eb825e0
 class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     "Batch normalisation of embeddings `(B, m)` or `(B, m, H, W)` without learnt factors"
     def __init__(self, m): super().__init__(m, affine=False)
     def _check_input_dim(self, x): pass
 
-# %% ../nbs/02_prototypes.ipynb #301cf4c3
+# %% ../nbs/02_prototypes.ipynb #19437107
 def _weights_arg(arch): return first(o for o in ('weights','pretrained') if o in signature(arch).parameters)
 
 def has_weights(
@@ -155,7 +165,7 @@ def has_weights(
     "Does `arch` come with published weights?"
     return isinstance(arch, str) or (not isinstance(arch, nn.Module) and _weights_arg(arch) is not None)
 
-# %% ../nbs/02_prototypes.ipynb #85b439a4
+# %% ../nbs/02_prototypes.ipynb #d5c02eb5
 def _function_body(arch, n_in, pretrained, cut):
     arg,name = _weights_arg(arch),getattr(arch, '__name__', arch)
     if pretrained and arg is None: raise ValueError(f"{name} has no published weights: use `pretrained=False`, or a file of an `embedder`")
@@ -163,20 +173,20 @@ def _function_body(arch, n_in, pretrained, cut):
     try: return create_body(arch(**kw), n_in, pretrained, ifnone(cut, model_meta.get(arch, {}).get('cut')))
     except StopIteration: raise ValueError(f"Where the features of {name} end is not known: give `cut`") from None
 
-# %% ../nbs/02_prototypes.ipynb #30cb8d11
+# %% ../nbs/02_prototypes.ipynb #b375efd2
 def _timm_body(name, n_in, pretrained):
     try: import timm
     except ImportError: raise ImportError(f"torchvision has no model {name!r}; to look in timm, `pip install timm`") from None
     return TimmBody(timm.create_model(name.removeprefix('timm/'), pretrained=pretrained, num_classes=0, in_chans=n_in))
 
-# %% ../nbs/02_prototypes.ipynb #c630c3cc
+# %% ../nbs/02_prototypes.ipynb #8ea19308
 def arch_func(
     arch # a function, a module, or a name
 ):
     "The torchvision function called `arch`, if there is one; else `arch` itself"
     return torchvision.models.get_model_builder(arch) if isinstance(arch, str) and arch in torchvision.models.list_models() else arch
 
-# %% ../nbs/02_prototypes.ipynb #f26ebbe1
+# %% ../nbs/02_prototypes.ipynb #07ebcc5a
 def n_features(
     body, # any module
     n_in=3, # channels of a blank image
@@ -191,7 +201,7 @@ def n_features(
     except RuntimeError as e: raise ValueError(f"The number of features is not known, for the body fails on {[tuple(o.shape) for o in x]}: give `nf`") from e
     finally: body.train(was)
 
-# %% ../nbs/02_prototypes.ipynb #32190574
+# %% ../nbs/02_prototypes.ipynb #277a0a68
 def load_body(
     body, # an `embedder`
     weights # file or state dict of an `embedder` of the same architecture
@@ -201,7 +211,7 @@ def load_body(
     body[0].load_state_dict({k.removeprefix('0.'):v for k,v in weights.items() if k.startswith('0.')})
     return body
 
-# %% ../nbs/02_prototypes.ipynb #15909e9e
+# %% ../nbs/02_prototypes.ipynb #c09a3118
 def _fetch(f, name):
     try: return f()
     except OSError as e:
@@ -210,7 +220,7 @@ def _fetch(f, name):
             f"`pretrained=<file>` takes the body of a model of yours, saved by `torch.save(learn.model[0].state_dict(), file)`; or download "
             f"the file elsewhere and put it into {where} (torchvision) or the Hugging Face cache (timm)") from e
 
-# %% ../nbs/02_prototypes.ipynb #3a6aece5
+# %% ../nbs/02_prototypes.ipynb #c801dc9f
 def embedder(
     arch, # function or name in torchvision or timm, or any module
     m=64, # dimension of the embedding
@@ -233,7 +243,7 @@ def embedder(
     res = nn.Sequential(*layers, *[EmbedNorm(m)]*norm)
     return load_body(res, pretrained) if pretrained and not public else res
 
-# %% ../nbs/02_prototypes.ipynb #293f9050
+# %% ../nbs/02_prototypes.ipynb #d7014345
 def split_protos(
     model # any module with prototypes
 ):
@@ -241,7 +251,7 @@ def split_protos(
     protos = find_protos(model).protos
     return L([[p for p in model.parameters() if p is not protos], [protos] if isinstance(protos, nn.Parameter) else []])
 
-# %% ../nbs/02_prototypes.ipynb #8c9f86d8
+# %% ../nbs/02_prototypes.ipynb #bc532093
 def _cells(ax, head, colors, n=200):
     "Colour the background of `ax` by the class that `head` would answer"
     (x0,x1),(y0,y1) = ax.get_xlim(),ax.get_ylim()
@@ -249,14 +259,14 @@ def _cells(ax, head, colors, n=200):
     with torch.no_grad(): near = head(grid.to(head.protos)).argmax(1).view(n, n).cpu()
     ax.imshow(colors[near], extent=(x0,x1,y0,y1), origin='lower', alpha=.15, aspect='equal', interpolation='nearest')
 
-# %% ../nbs/02_prototypes.ipynb #538e08ab
+# %% ../nbs/02_prototypes.ipynb #45938ba8
 def _square(ax, points):
     "Limits of `ax` around `points` with one unit for both axes, so that distances can be compared by eye"
     lo,hi = points.amin(0),points.amax(0)
     (x,y),r = (lo+hi)/2,.55*(hi-lo).max()
     ax.set(xlim=(x-r,x+r), ylim=(y-r,y+r), aspect='equal')
 
-# %% ../nbs/02_prototypes.ipynb #710f0c2a
+# %% ../nbs/02_prototypes.ipynb #611216db
 def plot_embedding(
     z, # embeddings (N, 2)
     y, # their classes (N,)
