@@ -6,7 +6,7 @@
 __all__ = ['VOID', 'nyudv2_stats', 'parse_ranges', 'raw_to_class', 'official_split', 'resize_bytes', 'read_frames', 'read_mat',
            'nyudv2_source', 'nyudv2_tensors', 'tree_colours', 'TensorRGBD', 'RGBDDS', 'FlipZoom', 'nyudv2']
 
-# %% ../../nbs/24_data.nyudv2.ipynb #2b5eea0a
+# %% ../../nbs/24_data.nyudv2.ipynb #b0aee6ad
 import json, warnings
 from importlib.resources import files
 import matplotlib.pyplot as plt, numpy as np, torch, torch.nn.functional as F
@@ -20,12 +20,12 @@ from ..hierarchy import *
 from .core import *
 from .cifar100 import image_tfms
 
-# %% ../../nbs/24_data.nyudv2.ipynb #18107d7a
+# %% ../../nbs/24_data.nyudv2.ipynb #e932973a
 def parse_ranges(s): "Numbers in `s`, such as '3-5 8'"; return [i for o in s.split() for a,*b in [list(map(int, o.split('-')))] for i in range(a, (b or [a])[0]+1)]
 
 def _facts(): return json.loads((files('hierproto')/'data'/'nyudv2_40.json').read_text(encoding='utf-8'))
 
-# %% ../../nbs/24_data.nyudv2.ipynb #bf294c52
+# %% ../../nbs/24_data.nyudv2.ipynb #8cfe3580
 VOID = 255
 
 def raw_to_class():
@@ -34,13 +34,13 @@ def raw_to_class():
     for k,ids in enumerate(_facts()['classes'].values()): table[parse_ranges(ids)] = k
     return table
 
-# %% ../../nbs/24_data.nyudv2.ipynb #59bf7170
+# %% ../../nbs/24_data.nyudv2.ipynb #16e82ee7
 def official_split():
     "Frame numbers (1 to 1449) of the standard split: to train, to test"
     train = parse_ranges(_facts()['train'])
     return train, sorted(set(range(1, 1450))-set(train))
 
-# %% ../../nbs/24_data.nyudv2.ipynb #398d9fe1
+# %% ../../nbs/24_data.nyudv2.ipynb #1b5f6e75
 def resize_bytes(
     x, # images (..., H, W)
     size, # (H, W), or None to leave them
@@ -51,14 +51,14 @@ def resize_bytes(
     kw = dict(mode='bilinear', antialias=True) if smooth else dict(mode='nearest-exact')
     return F.interpolate(x[None].float(), size=tuple(size), **kw)[0].round().to(x.dtype)
 
-# %% ../../nbs/24_data.nyudv2.ipynb #9760e857
+# %% ../../nbs/24_data.nyudv2.ipynb #c2dc884f
 def _pixels(f, mode): return torch.from_numpy(np.array(Image.open(f).convert(mode)))
 
 def _read_frame(f, size):
     rgb,depth,label = _pixels(f, 'RGB').permute(2, 0, 1),*[_pixels(f.parent.parent/o/f'{f.stem}.png', 'L')[None] for o in ('depth','label40')]
     return torch.cat([resize_bytes(rgb, size, True), resize_bytes(depth, size)]), resize_bytes(label-1, size)[0]
 
-# %% ../../nbs/24_data.nyudv2.ipynb #b9f60c7b
+# %% ../../nbs/24_data.nyudv2.ipynb #950e7528
 def read_frames(
     path, # folder with `rgb/`, `depth/` and `label40/`
     size=None # (H, W) to resize to
@@ -68,13 +68,13 @@ def read_frames(
     x,y = zip(*parallel(_read_frame, frames, size=size, n_workers=defaults.cpus, threadpool=True, progress=False))
     return [int(f.stem) for f in frames], torch.stack(x), torch.stack(y)
 
-# %% ../../nbs/24_data.nyudv2.ipynb #44078168
+# %% ../../nbs/24_data.nyudv2.ipynb #3ab2a5b6
 def _h5py():
     try: import h5py
     except ImportError: raise ImportError('The official file of NYUDv2 is read through h5py: `pip install hierproto[nyudv2]`') from None
     return h5py
 
-# %% ../../nbs/24_data.nyudv2.ipynb #de4b31c8
+# %% ../../nbs/24_data.nyudv2.ipynb #f7a25983
 def read_mat(
     file, # `nyu_depth_v2_labeled.mat`
     size=None # (H, W) to resize to
@@ -88,7 +88,7 @@ def read_mat(
             ys.append(resize_bytes(table[torch.from_numpy(label.T.astype(np.int64))][None], size)[0])
     return list(range(1, len(xs)+1)), torch.stack(xs), torch.stack(ys)
 
-# %% ../../nbs/24_data.nyudv2.ipynb #3e74d82e
+# %% ../../nbs/24_data.nyudv2.ipynb #4254fb27
 def nyudv2_source(
     source=None # folder that holds the official file, or `rgb/`, `depth/` and `label40/`
 ):
@@ -102,7 +102,7 @@ def nyudv2_source(
         return path/has if has.endswith('mat') else path
     return find_data(['nyudv2','nyudv2_160x120'], source, 'label40/*.png', hint)
 
-# %% ../../nbs/24_data.nyudv2.ipynb #0cb405df
+# %% ../../nbs/24_data.nyudv2.ipynb #8ebc2b35
 def nyudv2_tensors(
     source=None, # file or folder; searched for unless given
     size=None # (H, W); the size of the source unless given
@@ -114,7 +114,7 @@ def nyudv2_tensors(
     if len(ids)<1449: warnings.warn(f'{path.name} has {len(ids)} of the 1449 frames')
     return [(x[i],y[i]) for o in official_split() for i in [[ids.index(k) for k in o if k in set(ids)]]]
 
-# %% ../../nbs/24_data.nyudv2.ipynb #e72e7fbb
+# %% ../../nbs/24_data.nyudv2.ipynb #f45845de
 def tree_colours(
     h, # a tree
     maps=('Blues','Greens','Oranges','Purples','Greys','Reds') # one for each node of the first level
@@ -128,20 +128,20 @@ def tree_colours(
         res.append(plt.get_cmap(maps[names.index(g)%len(maps)])(.3+.65*seen[g]/groups.count(g)))
     return plt.matplotlib.colors.ListedColormap(res)
 
-# %% ../../nbs/24_data.nyudv2.ipynb #fa70266a
+# %% ../../nbs/24_data.nyudv2.ipynb #19d35917
 class TensorRGBD(TensorImage):
     "Colour and depth, (4, H, W)"
     def show(self, ctx=None, **kwargs):
         x = self.as_subclass(Tensor)[:3]
         return show_image(x if x.dtype==torch.uint8 else x.clamp(0, 255 if x.max()>2 else 1), ctx=ctx, **kwargs)
 
-# %% ../../nbs/24_data.nyudv2.ipynb #056cb0d8
+# %% ../../nbs/24_data.nyudv2.ipynb #0fd9a2d6
 class RGBDDS(TensorDS):
     "Frames `x` (N, 4, H, W) and classes `y` (N, H, W)"
     def __getitem__(self, i): return (TensorRGBD(self.x[i]),) if self.y is None else (TensorRGBD(self.x[i]), TensorMask(self.y[i]))
     def decode(self, o, full=True): return o
 
-# %% ../../nbs/24_data.nyudv2.ipynb #249e011d
+# %% ../../nbs/24_data.nyudv2.ipynb #59357263
 @dispatch
 def show_batch(x:TensorRGBD, y:TensorMask, samples, ctxs=None, max_n=6, figsize=None, cmap=None, **kwargs):
     n = min(len(samples), max_n)
@@ -154,7 +154,7 @@ def show_batch(x:TensorRGBD, y:TensorMask, samples, ctxs=None, max_n=6, figsize=
     for ax in axs: ax.axis('off')
     return axs
 
-# %% ../../nbs/24_data.nyudv2.ipynb #8155c2cf
+# %% ../../nbs/24_data.nyudv2.ipynb #719a9921
 class FlipZoom(ItemTransform):
     "Mirror frames and enlarge a part of them, colour, depth and classes together"
     split_idx,order = 0,20 # training only; after bytes have become numbers
@@ -169,7 +169,7 @@ class FlipZoom(ItemTransform):
         colour = F.grid_sample(x[:,:3], grid, padding_mode='border', align_corners=False)
         return type(b[0])(torch.cat([colour, near(x[:,3:])], 1)), type(b[1])(near(y[:,None].float())[:,0].to(y.dtype))
 
-# %% ../../nbs/24_data.nyudv2.ipynb #3203adf5
+# %% ../../nbs/24_data.nyudv2.ipynb #271b165a
 @patch
 def draw(self:FlipZoom, n, device=None):
     "Random maps of `n` frames, (n, 2, 3)"
@@ -178,7 +178,7 @@ def draw(self:FlipZoom, n, device=None):
     tx,ty,o = (2*u[1]-1)*(1-s),(2*u[2]-1)*(1-s),torch.zeros_like(s)
     return torch.stack([s.where(u[3]>=self.flip, -s), o, tx, o, s, ty], 1).view(-1, 2, 3)
 
-# %% ../../nbs/24_data.nyudv2.ipynb #6c05fffb
+# %% ../../nbs/24_data.nyudv2.ipynb #b40a171a
 nyudv2_stats = ([.485,.456,.406,.278], [.229,.224,.225,.139])
 
 @delegates(tensor_dls, but='train,valid,vocab,batch_tfms,ds_cls,test')
