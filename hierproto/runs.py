@@ -6,9 +6,9 @@
 __all__ = ['REPORT', 'COLUMNS', 'named', 'accepted', 'read_hierarchy', 'Part', 'take_part', 'source_for', 'run_data', 'optimiser',
            'rates', 'Rate', 'learner_args', 'run_learner', 'rng_state', 'set_rng_state', 'Checkpoint', 'gather',
            'from_first', 'fit_run', 'KeepPreds', 'measure_run', 'results_file', 'run_file', 'make_row', 'write_files',
-           'tidy', 'extra', 'logged', 'use_half', 'spread', 'guide_costs', 'train_run']
+           'tidy', 'extra', 'tensorboard', 'logged', 'use_half', 'spread', 'guide_costs', 'train_run']
 
-# %% ../nbs/37_runs.ipynb #66c6b3fa
+# %% ../nbs/37_runs.ipynb #28cd171e
 import contextlib, importlib, inspect, json, os, platform, random, time, warnings
 import numpy as np, pandas as pd, torch
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from .toys import *
 from .rows import *
 from .recipes import *
 
-# %% ../nbs/37_runs.ipynb #52efa29f
+# %% ../nbs/37_runs.ipynb #7c08c974
 _DATA = {o: f'hierproto.data.{o}:{o}' for o in RECIPES}
 _ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_resnet='resnet:thin_resnet', resnet18_224='resnet:resnet18_224', fusenet='fusenet:fusenet',
               slim_fusenet='fusenet:slim_fusenet', psetae='psetae:PSETAE')
@@ -36,7 +36,7 @@ _ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_
 def named(o): "The object that `o` names, as in 'module:object'"; mod,name = o.split(':'); return getattr(importlib.import_module(mod), name)
 def accepted(f, **kwargs): "Those of `kwargs` that are arguments of `f`"; ps = inspect.signature(f).parameters; return {k: v for k,v in kwargs.items() if k in ps}
 
-# %% ../nbs/37_runs.ipynb #1e176520
+# %% ../nbs/37_runs.ipynb #5413c613
 def read_hierarchy(
     o # a name, or a file that ends in .csv or .json
 ):
@@ -44,7 +44,7 @@ def read_hierarchy(
     if Path(o).suffix in ('.csv','.json'): return (Hierarchy.from_csv if str(o).endswith('csv') else Hierarchy.from_json)(o)
     return named_costs(o) if o=='digits_chain' else Hierarchy.named(o)
 
-# %% ../nbs/37_runs.ipynb #788e38e7
+# %% ../nbs/37_runs.ipynb #94a1c1ef
 class Part(GetAttr):
     "The items `idx` of the data set `ds`"
     _default = 'ds'
@@ -52,7 +52,7 @@ class Part(GetAttr):
     def __len__(self): return len(self.idx)
     def __getitem__(self, i): j = self.idx[i]; return self.ds[j if j.ndim else j.item()]
 
-# %% ../nbs/37_runs.ipynb #5173c024
+# %% ../nbs/37_runs.ipynb #42925fac
 def take_part(
     dl,      # a `DataLoader`
     n,       # how many items
@@ -63,7 +63,7 @@ def take_part(
     idx = torch.randperm(len(dl.dataset), generator=torch.Generator().manual_seed(seed))[:n].sort().values
     dl.dataset,dl.n = Part(dl.dataset, idx),n
 
-# %% ../nbs/37_runs.ipynb #612f5b8a
+# %% ../nbs/37_runs.ipynb #dd60cd56
 def source_for(
     r,       # a resolved recipe
     f,       # reads its data
@@ -78,7 +78,7 @@ def source_for(
         if not smoke: raise
     return f(source=toy_data(r['data']), **kwargs)
 
-# %% ../nbs/37_runs.ipynb #66b40afd
+# %% ../nbs/37_runs.ipynb #bd86c921
 _ASKED = ('bs','fold','size','min_samples','num_workers','holdout')
 
 def run_data(
@@ -95,7 +95,7 @@ def run_data(
     for dl in dls.loaders[1:]: take_part(dl, r.get('n_test', len(dl.dataset)))
     return dls,h
 
-# %% ../nbs/37_runs.ipynb #7988c02f
+# %% ../nbs/37_runs.ipynb #8e7ce32b
 def optimiser(
     r # a resolved recipe
 ):
@@ -103,7 +103,7 @@ def optimiser(
     if r['opt']=='sgd': return partial(OptimWrapper, opt=torch.optim.SGD, lr=r['lr'], momentum=r['mom'], weight_decay=r['wd'])
     return partial(OptimWrapper, opt=torch.optim.Adam, lr=r['lr'], betas=tuple(r['betas']), weight_decay=r['wd'])
 
-# %% ../nbs/37_runs.ipynb #925e96ad
+# %% ../nbs/37_runs.ipynb #8a8559ce
 def rates(
     r # a resolved recipe
 ):
@@ -112,7 +112,7 @@ def rates(
     if 'proto_lr' in r or 'proto_wd' in r: lrs.append(r['lr']*r.get('proto_lr', 1.)); wds.append(ifnone(r.get('proto_wd'), r['wd']))
     return lrs,wds
 
-# %% ../nbs/37_runs.ipynb #76472596
+# %% ../nbs/37_runs.ipynb #d506ad85
 class Rate(Callback):
     "Set learning rates and weight decays of each epoch as the recipe `r` says"
     run_valid = False
@@ -121,7 +121,7 @@ class Rate(Callback):
         f = self.f(self.epoch, self.n_epoch)
         self.opt.set_hypers(lr=[o*f for o in self.lrs], wd=self.wds)
 
-# %% ../nbs/37_runs.ipynb #8afdbd49
+# %% ../nbs/37_runs.ipynb #afce59a6
 _IGNORE = dict(nyudv2=255)
 
 def learner_args(
@@ -135,7 +135,7 @@ def learner_args(
     if len(rates(r)[0])>1: res['splitter'] = split_protos
     return {**res, **r['args']}
 
-# %% ../nbs/37_runs.ipynb #a1607445
+# %% ../nbs/37_runs.ipynb #331c4dd1
 def run_learner(
     r,       # a resolved recipe
     dls,     # its data
@@ -149,7 +149,7 @@ def run_learner(
     return hier_learner(dls, body, h, method=r['method'], opt_func=optimiser(r), lr=r['lr'],
                         metrics=hier_metrics(h, ['error_rate','average_cost'], ignore_index=_IGNORE.get(r['data'])), cbs=[Rate(r), *L(cbs)], **learner_args(r))
 
-# %% ../nbs/37_runs.ipynb #f4b7ebbc
+# %% ../nbs/37_runs.ipynb #d2bf712e
 def _rngs(dls): return [getattr(o, 'dl', o) if type(o).__name__=='DistributedDL' else o for o in dls.loaders]
 
 def rng_state(
@@ -160,7 +160,7 @@ def rng_state(
     return dict(py=random.getstate(), np=(name, torch.tensor(keys.astype(np.int64)), *rest), torch=torch.get_rng_state(),
                 cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [], dls=[o.rng.getstate() for o in _rngs(dls)])
 
-# %% ../nbs/37_runs.ipynb #81020a4e
+# %% ../nbs/37_runs.ipynb #269939cf
 def set_rng_state(
     s,  # from `rng_state`
     dls # loaders
@@ -171,10 +171,10 @@ def set_rng_state(
     if s['cuda']: torch.cuda.set_rng_state_all(s['cuda'])
     for o,state in zip(_rngs(dls), s['dls'], strict=True): o.rng = random.Random(); o.rng.setstate(state)
 
-# %% ../nbs/37_runs.ipynb #36f0695a
+# %% ../nbs/37_runs.ipynb #563ebe09
 REPORT = dict(last=lambda e, n: e==n-1, best_of_last_5=lambda e, n: e>=n-5, best_valid=lambda e, n: True)
 
-# %% ../nbs/37_runs.ipynb #50f5c6e5
+# %% ../nbs/37_runs.ipynb #9b737de7
 class Checkpoint(Callback):
     "Write a checkpoint to `path` after each epoch, and go on from there"
     order = 60 # after the Recorder
@@ -190,7 +190,7 @@ class Checkpoint(Callback):
         if self.epoch<self.state['epoch']: return # fastai passes over the epochs that are done
         self.note(); self.keep_best(); self.save()
 
-# %% ../nbs/37_runs.ipynb #9da9325f
+# %% ../nbs/37_runs.ipynb #764a145d
 @patch
 def note(self:Checkpoint):
     "Add the epoch to the history"
@@ -205,7 +205,7 @@ def keep_best(self:Checkpoint):
     if self.counts(self.epoch, self.n_epoch) and (best is None or er<best['er']):
         self.state['best'] = dict(epoch=self.epoch, er=er, model={k: v.cpu().clone() for k,v in self.bare.state_dict().items()})
 
-# %% ../nbs/37_runs.ipynb #98019250
+# %% ../nbs/37_runs.ipynb #6eeccfc8
 def gather(
     o # an object of each process
 ):
@@ -224,7 +224,7 @@ def from_first(
     torch.distributed.broadcast_object_list(res)
     return res[0]
 
-# %% ../nbs/37_runs.ipynb #99dedafa
+# %% ../nbs/37_runs.ipynb #232a5480
 @patch
 def save(self:Checkpoint):
     "Write the state after this epoch"
@@ -236,7 +236,7 @@ def save(self:Checkpoint):
     full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), rng=rng, scaler=scaler and scaler.state_dict())
     write_whole(self.path, lambda f: torch.save(full, f))
 
-# %% ../nbs/37_runs.ipynb #c88ea05e
+# %% ../nbs/37_runs.ipynb #afb93de3
 @patch
 def load(self:Checkpoint):
     "Put model and optimiser into the state at `path`, if there is one; returns the epoch to begin with"
@@ -247,7 +247,7 @@ def load(self:Checkpoint):
     self.state = {k: self.later[k] for k in self.state}
     return self.state['epoch']
 
-# %% ../nbs/37_runs.ipynb #cd66591f
+# %% ../nbs/37_runs.ipynb #f23ebb35
 @patch
 def before_train(self:Checkpoint):
     if not self.fresh: return
@@ -258,7 +258,7 @@ def before_train(self:Checkpoint):
     self.recorder.smooth_loss.count,self.recorder.smooth_loss.val = self.later['smooth'][0],tensor(self.later['smooth'][1])
     if self.later['scaler']: self.learn.mixed_precision.scaler.load_state_dict(self.later['scaler'])
 
-# %% ../nbs/37_runs.ipynb #3c3539bf
+# %% ../nbs/37_runs.ipynb #465b28d3
 def fit_run(
     r,           # a resolved recipe
     learn,       # its `Learner`
@@ -275,7 +275,7 @@ def fit_run(
     learn.remove_cb(ckpt)
     return ckpt
 
-# %% ../nbs/37_runs.ipynb #14896b8c
+# %% ../nbs/37_runs.ipynb #4e18a7bd
 class KeepPreds(Callback):
     "Keep predicted and true labels of a validation as `pred` and `targ`"
     run_train = False
@@ -288,7 +288,7 @@ class KeepPreds(Callback):
     @property
     def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
 
-# %% ../nbs/37_runs.ipynb #0d6e0328
+# %% ../nbs/37_runs.ipynb #83a0fa9c
 _NAMES = dict(error_rate='er', average_cost='ahc')
 
 def measure_run(
@@ -306,11 +306,11 @@ def measure_run(
     levels = [res.pop(k) for k in list(res) if k.startswith('level_')]
     return dict(res, loss=values[0], levels=json.dumps(levels), n_test=len(dl.dataset)), keep.labels
 
-# %% ../nbs/37_runs.ipynb #624d6f7e
+# %% ../nbs/37_runs.ipynb #35a97af1
 def results_file(r, out='results'): "The results file of the recipe `r` in the folder `out`"; return Path(out)/f"{r['data']}_{r['tier']}.csv"
 def run_file(r, out, suffix): "The file of the run `r` in `out` that ends in `suffix`"; return results_file(r, out).with_suffix('')/f"{r['run_id']}.{suffix}"
 
-# %% ../nbs/37_runs.ipynb #b8d2e57e
+# %% ../nbs/37_runs.ipynb #6444ce7a
 COLUMNS = ('run_id data tier method seed fold fraction hierarchy overrides epochs er ahc mistake_severity hier_dist_at_5 mean_iou calibration_error hier_precision hier_recall '
            'hier_f1 levels loss distortion scale best_epoch n_train n_test params seconds commit versions device').split()
 
@@ -319,7 +319,7 @@ def _distortion(model, h):
     "Scale-free distortion of the class prototypes of `model`, if it has some"
     with contextlib.suppress(ValueError): return float(scale_free_distortion(find_protos(model).protos.detach()[:len(h)].float().cpu(), h))
 
-# %% ../nbs/37_runs.ipynb #b4635bb2
+# %% ../nbs/37_runs.ipynb #92f56e1f
 def make_row(
     r,     # a resolved recipe
     learn, # its `Learner`, trained
@@ -333,7 +333,7 @@ def make_row(
             'params': sum(p.numel() for p in learn.model.parameters()), 'seconds': round(state['seconds'], 1), 'commit': commit(),
             'versions': versions(), 'device': _device(learn.dls)}
 
-# %% ../nbs/37_runs.ipynb #0a5bf307
+# %% ../nbs/37_runs.ipynb #47197105
 def write_files(
     r,          # a resolved recipe
     out,        # folder of the results
@@ -344,7 +344,7 @@ def write_files(
     write_whole(run_file(r, out, 'csv'), lambda f: pd.DataFrame(state['history']).to_csv(f, index=False))
     if labels: write_whole(run_file(r, out, 'npz'), lambda f: np.savez_compressed(f, **labels))
 
-# %% ../nbs/37_runs.ipynb #f4169a98
+# %% ../nbs/37_runs.ipynb #c54100bf
 def tidy(
     r,  # a resolved recipe
     out # folder of the results
@@ -355,7 +355,7 @@ def tidy(
     df = read_rows(results_file(r, out))
     return df[df.run_id==r['run_id']].iloc[0].to_dict()
 
-# %% ../nbs/37_runs.ipynb #9cdcf413
+# %% ../nbs/37_runs.ipynb #1151b67d
 def extra(
     module, # to import
     name    # of the extra that brings it
@@ -364,7 +364,22 @@ def extra(
     try: return importlib.import_module(module)
     except ImportError as e: raise ImportError(f"{module} is missing, which comes with an extra: `pip install 'hierproto[{name}]'`") from e
 
-# %% ../nbs/37_runs.ipynb #86f15a2f
+# %% ../nbs/37_runs.ipynb #d567d31f
+def tensorboard(
+    folder # of the events
+):
+    "Callback that logs to TensorBoard in `folder`"
+    extra('tensorboard', 'log')
+    class Board(named('fastai.callback.tensorboard:TensorBoardCallback')):
+        def after_batch(self):
+            if not self.training: return
+            self.writer.add_scalar('train_loss', self.smooth_loss, self.train_iter)
+            for i,h in enumerate(self.opt.hypers):
+                for k,v in h.items():
+                    if type(v) in (int,float): self.writer.add_scalar(f'{k}_{i}', v, self.train_iter)
+    return Board(folder, trace_model=False, log_preds=False)
+
+# %% ../nbs/37_runs.ipynb #c505ec0a
 @contextmanager
 def logged(
     log, # '', 'tensorboard' or 'wandb'
@@ -374,15 +389,13 @@ def logged(
     "Callbacks of fastai that log the run `r` where `log` says"
     known(log, ['','tensorboard','wandb'], 'log')
     if not log or rank_distrib(): yield []
-    elif log=='tensorboard':
-        extra('tensorboard', 'log')
-        yield [named('fastai.callback.tensorboard:TensorBoardCallback')(Path(out)/'tensorboard'/r['run_id'], trace_model=False, log_preds=False)]
+    elif log=='tensorboard': yield [tensorboard(Path(out)/'tensorboard'/r['run_id'])]
     else:
         Path(out).mkdir(parents=True, exist_ok=True)
         with extra('wandb', 'log').init(project='hierproto', name=r['run_id'], config=r, dir=str(out)):
             yield [named('fastai.callback.wandb:WandbCallback')(log_preds=False, log_model=False)]
 
-# %% ../nbs/37_runs.ipynb #b9e4d485
+# %% ../nbs/37_runs.ipynb #d90e075d
 def use_half(
     r,    # a resolved recipe
     learn # its `Learner`
@@ -402,7 +415,7 @@ def spread(
     if cpu: cpu_distrib()
     with learn.distrib_ctx(sync_bn=not cpu, cpu=cpu): yield
 
-# %% ../nbs/37_runs.ipynb #8882f518
+# %% ../nbs/37_runs.ipynb #1db5ea93
 def guide_costs(
     learn, # a `Learner`
     h      # its hierarchy
@@ -413,7 +426,7 @@ def guide_costs(
         if protos.requires_grad:
             with warnings.catch_warnings(): warnings.simplefilter('ignore'); return costs_for(h, len(protos))
 
-# %% ../nbs/37_runs.ipynb #a6607844
+# %% ../nbs/37_runs.ipynb #b0b521a1
 def train_run(
     r,             # a resolved recipe
     out='results', # folder of the results
