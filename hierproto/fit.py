@@ -7,7 +7,7 @@ __all__ = ['PICTURES', 'class_index', 'find_class', 'picture_files', 'find_pictu
            'usual_arch', 'usual_bs', 'hold_back', 'folder_data', 'folder_dls', 'make_learner', 'train_learner',
            'held_back_predictions', 'write_predictions', 'fit', 'fit_cli', 'name_pictures', 'predict', 'predict_cli']
 
-# %% ../nbs/44_fit.ipynb #aa1b0f23
+# %% ../nbs/44_fit.ipynb #d1b954a1
 import difflib, os, sys, warnings
 from contextlib import nullcontext
 from json import dumps
@@ -29,7 +29,7 @@ from .saving import *
 from .audit import *
 from fastcore.script import Param # last, for a star import brings another
 
-# %% ../nbs/44_fit.ipynb #7e339c51
+# %% ../nbs/44_fit.ipynb #1fae86ea
 PICTURES = set('.jpg .jpeg .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm'.split())
 
 def class_index(
@@ -47,7 +47,7 @@ def find_class(
     tries = ('/'.join(names[a:b]) for b in range(len(names), 0, -1) for a in range(b))
     return first(index[o] for o in tries if o in index)
 
-# %% ../nbs/44_fit.ipynb #1d18d0be
+# %% ../nbs/44_fit.ipynb #ceccf575
 _train_names,_valid_names = ('train','training'),('valid','val','validation','test')
 
 def picture_files(
@@ -55,7 +55,7 @@ def picture_files(
 ):
     "All files below `folder` that are called like pictures, in order"
     folder = Path(folder)
-    if not folder.is_dir(): raise PictureError(f'{folder}: there is no such folder')
+    if not os.path.isdir(folder): raise PictureError(f'{folder}: there is no such folder')
     files = sorted(f for f in folder.rglob('*') if f.suffix.lower() in PICTURES and not any(o.startswith('.') for o in f.relative_to(folder).parts))
     if not files: raise PictureError(f"{folder}: there are no pictures in this folder ({', '.join(sorted(PICTURES))})")
     return files
@@ -66,7 +66,7 @@ def _divided(files, folder):
     train,valid = (first(o for o in names if o in tops) for names in (_train_names,_valid_names))
     return (train,valid) if train and valid else None
 
-# %% ../nbs/44_fit.ipynb #bf6a3e79
+# %% ../nbs/44_fit.ipynb #e6b44cd7
 def _strangers(lost, h):
     "Complain about the folders `lost`, a dict to numbers of pictures, that stand for no class of `h`"
     def say(f): near = difflib.get_close_matches(f.split('/')[-1], h.leaves, 1); return f'{f!r} ({lost[f]} pictures{f", did you mean {near[0]!r}?" if near else ""})'
@@ -88,14 +88,14 @@ def find_pictures(
     if lost: _strangers(lost, h)
     return pd.DataFrame(rows, columns=['file','label','valid'])
 
-# %% ../nbs/44_fit.ipynb #dbf2ca31
+# %% ../nbs/44_fit.ipynb #456d26ba
 def check_pictures(
     files, # files of pictures
-    bar=True # show a progress bar?
+    bar=True # show a progress bar, on a terminal?
 ):
     "Sizes and colours of the pictures that can be read, and reasons for those that cannot: `sizes, grey, bad`"
     sizes,grey,bad = [],True,{}
-    for f in progress_bar(files, leave=False) if bar else files:
+    for f in progress_bar(files, leave=False) if bar and sys.stdout.isatty() else files:
         try:
             with Image.open(f) as o: sizes.append(o.size); grey &= o.mode in ('1','L','I','I;16','F')
             read_picture(f)
@@ -103,7 +103,7 @@ def check_pictures(
         except (OSError,ValueError,SyntaxError,EOFError,Image.DecompressionBombError) as e: bad[f] = f'{f}: this is no picture that can be read ({e})'
     return sizes,grey,bad
 
-# %% ../nbs/44_fit.ipynb #52287e7f
+# %% ../nbs/44_fit.ipynb #f7de96a6
 def usual_size(
     sizes # widths and heights of pictures
 ):
@@ -115,14 +115,14 @@ def usual_arch(size, pretrained='no'):
     "Name of a body for pictures of `size` pixels"
     return 'thin_resnet' if size<=64 and pretrained=='no' else 'resnet18'
 
-# %% ../nbs/44_fit.ipynb #c74a184d
+# %% ../nbs/44_fit.ipynb #c676692f
 def usual_bs(
     n # number of pictures to learn from
 ):
     "Pictures in a batch: a power of two from 8 to 64 that leaves about twenty batches"
     return int(np.clip(2**int(np.log2(max(n, 1)/20)) if n>=20 else 8, 8, 64))
 
-# %% ../nbs/44_fit.ipynb #4f10539f
+# %% ../nbs/44_fit.ipynb #f30d6f1e
 def hold_back(
     labels, # class of each picture
     valid=.2, # part of each class
@@ -145,7 +145,7 @@ def _check_classes(t, h, subset):
     if few and t.valid.isna().any(): raise HierarchyError(f'one picture only of {names(few)}: two at least are needed, one to learn from and one to test')
     return h.subset([o for k,o in enumerate(h.leaves) if k in have]) if none else h
 
-# %% ../nbs/44_fit.ipynb #5600ab92
+# %% ../nbs/44_fit.ipynb #ebb7498b
 def folder_data(
     images, # folder of pictures
     h, # a `Hierarchy` or `CostMatrix`
@@ -165,7 +165,7 @@ def folder_data(
     if not t.valid.any(): raise PictureError(f'{images}: no pictures are left to test on')
     return SimpleNamespace(table=t, h=sub, sizes=sizes, grey=grey, notes=notes)
 
-# %% ../nbs/44_fit.ipynb #38e647e4
+# %% ../nbs/44_fit.ipynb #b1088511
 _augment = dict(none=lambda: [], photo=aug_transforms,
                 mild=lambda: aug_transforms(do_flip=False, max_rotate=8., max_zoom=1.1, max_lighting=.15, max_warp=0., p_affine=.5, p_lighting=.5))
 
@@ -184,7 +184,7 @@ def folder_dls(
         splitter=IndexSplitter(np.flatnonzero(t.valid.astype(bool)).tolist()), item_tfms=Resize(size, resize), batch_tfms=[*_augment[augment](), Normalize.from_stats(*stats)])
     return block.dataloaders(list(zip(t.file, names)), bs=min(bs, n), num_workers=workers)
 
-# %% ../nbs/44_fit.ipynb #83e9dc42
+# %% ../nbs/44_fit.ipynb #6abc97ae
 def _weights(pretrained, arch):
     "What `hier_learner` wants as `pretrained`"
     if pretrained=='no': return False
@@ -210,15 +210,15 @@ def make_learner(
     learn.arch,learn.method = arch,method
     return learn
 
-# %% ../nbs/44_fit.ipynb #ca388fdd
+# %% ../nbs/44_fit.ipynb #0e0603b3
 def train_learner(
     learn, # from `make_learner`
     epochs=5, # passes over the pictures
     lr=3e-3, # highest learning rate of the one-cycle schedule
-    bar=True # show progress and the table of epochs?
+    bar=True # show the table of epochs and, on a terminal, a progress bar?
 ):
     "Train `learn`: frozen for one epoch if it has published weights, then all of it"
-    with learn.no_bar() if not bar else nullcontext(), learn.no_logging() if not bar else nullcontext():
+    with learn.no_bar() if not (bar and sys.stdout.isatty()) else nullcontext(), learn.no_logging() if not bar else nullcontext():
         if getattr(learn.opt, 'frozen_idx', 0): learn.fine_tune(epochs, lr)
         else: learn.fit_one_cycle(epochs, lr)
     return learn
@@ -233,12 +233,13 @@ def held_back_predictions(
     files = data.table.file[data.table.valid.astype(bool)].tolist()
     return Predictions(y.as_subclass(torch.Tensor), data.h, learn.rule(scores), scores.softmax(1), files)
 
-# %% ../nbs/44_fit.ipynb #b3e104b8
-def _check_options(out, method, epochs, size, valid, resize, augment, overwrite, bs, m, lr):
+# %% ../nbs/44_fit.ipynb #9a841c3d
+def _check_options(out, method, epochs, size, valid, resize, augment, overwrite, bs, m, lr, seed, workers):
     if (Path(out)/'settings.json').exists() and not overwrite: raise ModelError(f'{out}: this folder holds a model already: choose another --out, or say --overwrite')
     for ok,what in ((epochs>=1,'--epochs must be 1 or more'), (size==0 or 8<=size<=2048,'--size must lie between 8 and 2048, or be 0'), (0<valid<1,'--valid must lie between 0 and 1'),
                     (resize in ('squish','crop','pad'),'--resize is squish, crop or pad'), (augment in _augment,f"--augment is one of {', '.join(_augment)}"),
-                    (bs==0 or bs>=2,'--bs must be 2 or more, or 0'), (m>=1,'--m must be 1 or more'), (lr>0,'--lr must be positive'), (method in METHODS,f"--method is one of {', '.join(METHODS)}")):
+                    (bs==0 or bs>=2,'--bs must be 2 or more, or 0'), (1<=m<=65536,'--m must lie between 1 and 65536'), (0<lr<=100,'--lr must lie between 0 and 100'),
+                    (0<=seed<2**32,f'--seed must lie between 0 and {2**32-1}'), (0<=workers<=256,'--workers must lie between 0 and 256'), (method in METHODS,f"--method is one of {', '.join(METHODS)}")):
         if not ok: raise ModelError(what)
 
 def write_predictions(
@@ -250,7 +251,7 @@ def write_predictions(
     df = pd.DataFrame(dict(file=[str(o) for o in p.files], target=names[0], prediction=names[1]))
     write_text(pd.concat([df, pd.DataFrame(p.scores.softmax(1).numpy().round(6), columns=p.h.leaves)], axis=1).to_csv(index=False), f)
 
-# %% ../nbs/44_fit.ipynb #f4f4e7ce
+# %% ../nbs/44_fit.ipynb #9270ca8d
 def fit(
     images:str,            # folder of pictures: a folder for each class, named after it, perhaps inside others; or such folders in train/ and valid/
     classes:str,           # CSV or JSON file of the tree (a row a class, a column a level) or of a cost matrix, or the name of a tree of the library
@@ -274,7 +275,7 @@ def fit(
     quiet:bool=False       # no progress bars
 ):
     "Train a classifier on a folder of pictures, and report what its mistakes cost"
-    _check_options(out, method, epochs, size, valid, resize, augment, overwrite, bs, m, lr)
+    _check_options(out, method, epochs, size, valid, resize, augment, overwrite, bs, m, lr, seed, workers)
     if pretrained not in ('yes','no'): _weights(pretrained, arch)
     h = read_classes(classes); data = folder_data(images, h, valid, seed, subset, not quiet)
     size = size or usual_size(data.sizes); arch = usual_arch(size, pretrained) if arch=='auto' else arch
@@ -285,7 +286,7 @@ def fit(
     _write_all(learners[method], runs, method, Path(out), Path(images).name, [said, *data.notes])
     return runs
 
-# %% ../nbs/44_fit.ipynb #2ce0f01b
+# %% ../nbs/44_fit.ipynb #5f166c01
 def _describe(data, method, arch, size, epochs, pretrained):
     n,nv = len(data.table),int(data.table.valid.sum())
     start = dict(no='random weights', yes='published weights').get(pretrained, f'the weights in {pretrained}')
@@ -308,7 +309,7 @@ def _write_all(learn, runs, method, out, name, notes):
 
 def fit_cli(): "The program hierproto_fit"; plt.switch_backend('agg'); run_program(fit, 'hierproto_fit')
 
-# %% ../nbs/44_fit.ipynb #565e547d
+# %% ../nbs/44_fit.ipynb #cbb0bf18
 def name_pictures(
     model, # a `Predictor`
     files, # files of pictures
@@ -324,7 +325,7 @@ def name_pictures(
         pairs = lambda o: [dict(name=n, probability=round(p, 6)) for n,p in o]
         yield dict(file=str(f), path=pairs(path), **({} if best is None else dict(top=pairs((model.h.leaves[i], v.item()) for v,i in zip(*best)))))
 
-# %% ../nbs/44_fit.ipynb #35d2716f
+# %% ../nbs/44_fit.ipynb #b7c621bb
 def _line(r):
     if 'error' in r: return None
     path = ' > '.join(f"{o['name']} {o['probability']:.0%}" for o in r['path']) or 'anything'
