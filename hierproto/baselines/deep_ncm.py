@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UNSEEN', 'NCMHead', 'ClassMeans']
 
-# %% ../../nbs/16_baselines.deep_ncm.ipynb #096bc71d
+# %% ../../nbs/16_baselines.deep_ncm.ipynb #a3fe812f
 import torch
 from torch import nn, tensor
 from torch import distributed as dist
@@ -15,7 +15,7 @@ from ..hierarchy import *
 from ..distortion import *
 from ..prototypes import *
 
-# %% ../../nbs/16_baselines.deep_ncm.ipynb #40e36efe
+# %% ../../nbs/16_baselines.deep_ncm.ipynb #a6f8c3a7
 class NCMHead(PrototypeHead):
     "A `PrototypeHead` whose prototypes are the means of the embeddings that `update` has seen"
     def __init__(self,
@@ -30,7 +30,7 @@ class NCMHead(PrototypeHead):
     @property
     def seen(self): return self.counts > 0
 
-# %% ../../nbs/16_baselines.deep_ncm.ipynb #e0e99fdd
+# %% ../../nbs/16_baselines.deep_ncm.ipynb #c722ef42
 @patch
 @torch.no_grad()
 def update(self:NCMHead,
@@ -47,7 +47,7 @@ def update(self:NCMHead,
     self.sums += sums; self.counts += counts
     self.protos.copy_(self.sums/self.counts[:,None].clamp(min=1))
 
-# %% ../../nbs/16_baselines.deep_ncm.ipynb #394d135a
+# %% ../../nbs/16_baselines.deep_ncm.ipynb #ee1a4e05
 UNSEEN = -1e12
 
 @patch
@@ -55,7 +55,7 @@ def forward(self:NCMHead, x):
     scores = PrototypeHead.forward(self, x)
     return scores.masked_fill(~self.seen.view(-1, *[1]*(scores.ndim-2)), UNSEEN)
 
-# %% ../../nbs/16_baselines.deep_ncm.ipynb #148231a1
+# %% ../../nbs/16_baselines.deep_ncm.ipynb #5a971781
 class ClassMeans(Callback):
     "Update the means of the model's `NCMHead` with every training batch"
     run_valid = False
