@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['guides', 'check_number', 'costs_for', 'align_costs', 'get_guide', 'MetricGuide', 'cpu_distrib', 'ProtoRates',
-           'ScaleRecorder', 'ProtoWatch', 'NotFinite', 'check_targets', 'blame_loss', 'flatten_check', 'SoundCheck',
-           'PrototypePlot']
+           'ScaleRecorder', 'ProtoWatch', 'NotFinite', 'check_targets', 'blame_loss', 'SoundCheck', 'PrototypePlot']
 
-# %% ../nbs/04_callbacks.ipynb #64c3a9c0
+# %% ../nbs/04_callbacks.ipynb #cccb11f4
 import math, warnings
 from copy import deepcopy
 from functools import partial
@@ -20,7 +19,7 @@ from .hierarchy import *
 from .distortion import *
 from .prototypes import *
 
-# %% ../nbs/04_callbacks.ipynb #03a428f6
+# %% ../nbs/04_callbacks.ipynb #08a74676
 def check_number(D, n):
     "Complain unless `n` prototypes are those of the classes of `D`, or of all nodes of a tree"
     n_nodes = getattr(D, 'n_nodes', None)
@@ -28,7 +27,7 @@ def check_number(D, n):
     also = f", or {n_nodes} with hidden prototypes for all nodes of the tree" if n_nodes else ""
     raise HierarchyError(f"The model has {n} prototypes, the costs are those of {len(D)} classes: {len(D)} prototypes are needed{also}")
 
-# %% ../nbs/04_callbacks.ipynb #f9487c0f
+# %% ../nbs/04_callbacks.ipynb #09132d30
 def costs_for(
     D, # a `Hierarchy`, `CostMatrix` or matrix of costs
     n # number of prototypes
@@ -40,7 +39,7 @@ def costs_for(
     warnings.warn("The costs are not symmetric, distances are: the guide follows the mean of both directions, (D + D.T)/2")
     return (C+C.T)/2
 
-# %% ../nbs/04_callbacks.ipynb #391b3012
+# %% ../nbs/04_callbacks.ipynb #cd865110
 def align_costs(
     D, # a `Hierarchy`, `CostMatrix` or matrix of costs
     dls # `DataLoaders`, with or without a vocabulary
@@ -54,7 +53,7 @@ def align_costs(
     if D is not None and len(D)!=len(vocab): raise HierarchyError(f"costs of {len(D)} classes for data with {len(vocab)}: {', '.join(map(str, vocab[:5]))}{', ...' if len(vocab)>5 else ''}")
     return D
 
-# %% ../nbs/04_callbacks.ipynb #cd9ac4aa
+# %% ../nbs/04_callbacks.ipynb #b7a49970
 guides = dict(disto=disto_loss, rank=rank_loss, sampled=sampled_disto_loss)
 
 def get_guide(guide):
@@ -63,7 +62,7 @@ def get_guide(guide):
     if guide not in guides: raise ValueError(f"no guide is called {guide!r}; there are {', '.join(guides)}, or give a function")
     return guides[guide]
 
-# %% ../nbs/04_callbacks.ipynb #1e6741a3
+# %% ../nbs/04_callbacks.ipynb #73a0410c
 class MetricGuide(Callback):
     "Add `lam` times the `guide` of the model's prototypes to the training loss, eq. 7"
     order,run_valid = 5,False # before `GradientAccumulation` scales the loss, and inside autocast
@@ -80,7 +79,7 @@ class MetricGuide(Callback):
         self.guide = partial(get_guide(guide), **kwargs)
         self.running = self.guide.keywords.setdefault('scale', RunningScale()) if guide=='sampled' else None
 
-# %% ../nbs/04_callbacks.ipynb #d70a5531
+# %% ../nbs/04_callbacks.ipynb #575eab7b
 @patch
 def before_fit(self:MetricGuide): self.found = None
 
@@ -97,7 +96,7 @@ def before_train(self:MetricGuide):
     self.costs = D if self.running and isinstance(D, Hierarchy) else costs_for(D, n).to(protos.device)
     self.rows = []
 
-# %% ../nbs/04_callbacks.ipynb #a419197d
+# %% ../nbs/04_callbacks.ipynb #29bf4b2c
 @patch
 def after_loss(self:MetricGuide):
     protos,data = self.found.protos,self.learn.loss_grad
@@ -108,13 +107,13 @@ def after_loss(self:MetricGuide):
     with torch.no_grad(): s = self.running.value if isinstance(self.running, RunningScale) else smooth_scale(protos, self.costs)
     self.rows.append((lam, *torch.stack([o.detach().float() for o in (data,guide,s)]).tolist()))
 
-# %% ../nbs/04_callbacks.ipynb #eda90daf
+# %% ../nbs/04_callbacks.ipynb #35f46894
 @patch(as_prop=True)
 def log(self:MetricGuide):
     "`lam`, data loss, guide and optimal scale of each batch"
     return pd.DataFrame(self.rows, columns=['lam','data_loss','guide','scale'])
 
-# %% ../nbs/04_callbacks.ipynb #b1252114
+# %% ../nbs/04_callbacks.ipynb #1e35bbdd
 def _broadcast(self, t, rank):
     t = torch.LongTensor(t).to('cuda' if torch.distributed.get_backend()=='nccl' else 'cpu')
     torch.distributed.broadcast(t, rank)
@@ -125,7 +124,7 @@ def cpu_distrib():
     from fastai.distributed import DistributedDL # needs accelerate, which not everyone has
     DistributedDL._broadcast = _broadcast
 
-# %% ../nbs/04_callbacks.ipynb #a92b4fdf
+# %% ../nbs/04_callbacks.ipynb #26333900
 class ProtoRates(Callback):
     "Let prototypes learn `lr` times as fast as the rest, with a weight decay `wd` of their own"
     order,run_valid = MixedPrecision.order+2,False # after anything that may cancel the step
@@ -140,7 +139,7 @@ class ProtoRates(Callback):
         if isinstance(self.opt, OptimWrapper): raise ValueError("PyTorch's optimizers decay all weights of a group alike: use `splitter=split_protos` instead of `wd`")
         self.opt.state[self.found]['do_wd'] = False
 
-# %% ../nbs/04_callbacks.ipynb #a38864eb
+# %% ../nbs/04_callbacks.ipynb #ff64531a
 @patch
 def before_step(self:ProtoRates): self.old = self.found.detach().clone()
 
@@ -151,7 +150,7 @@ def after_step(self:ProtoRates):
     decay = 1-self.lr_mult*self.opt.hypers[group]['lr']*(self.proto_wd or 0)
     with torch.no_grad(): self.found.copy_(decay*self.old+self.lr_mult*(self.found-self.old))
 
-# %% ../nbs/04_callbacks.ipynb #969ce982
+# %% ../nbs/04_callbacks.ipynb #ff07f550
 class ScaleRecorder(Callback):
     "Keep the optimal scale of the prototypes with respect to `D` after each batch, and their distortion after each epoch"
     run_valid = False
@@ -168,7 +167,7 @@ class ScaleRecorder(Callback):
         self.costs = costs_for(align_costs(self.D, self.dls), len(self.found.protos)).to(self.found.protos.device)
         self.scales,self.distortions,self.ends = [],[],[]
 
-# %% ../nbs/04_callbacks.ipynb #8af35931
+# %% ../nbs/04_callbacks.ipynb #8574843f
 @patch
 def after_batch(self:ScaleRecorder): self.scales.append(smooth_scale(self.found.protos.detach(), self.costs).item())
 
@@ -177,7 +176,7 @@ def after_train(self:ScaleRecorder):
     self.ends.append(len(self.scales))
     self.distortions.append(scale_free_distortion(self.found.protos.detach(), self.costs).item())
 
-# %% ../nbs/04_callbacks.ipynb #9481ce06
+# %% ../nbs/04_callbacks.ipynb #5bb9e58c
 @patch
 def plot(self:ScaleRecorder, ax=None):
     "Optimal scale over batches, and scale-free distortion over epochs on an axis of its own"
@@ -190,7 +189,7 @@ def plot(self:ScaleRecorder, ax=None):
     ax.legend(handles=ax.lines[:1]+twin.lines[:1], loc='upper right')
     return ax
 
-# %% ../nbs/04_callbacks.ipynb #bd0e2679
+# %% ../nbs/04_callbacks.ipynb #4fba5442
 class ProtoWatch(Callback):
     "Warn when prototypes diverge or collapse"
     run_valid = False
@@ -209,7 +208,7 @@ class ProtoWatch(Callback):
         d = d[~torch.eye(len(d), dtype=torch.bool, device=d.device)]
         return d.mean().item(),d.min().item()
 
-# %% ../nbs/04_callbacks.ipynb #16dc3e91
+# %% ../nbs/04_callbacks.ipynb #a92cfee4
 @patch
 def after_batch(self:ProtoWatch):
     if self.said or self.train_iter%self.every: return
@@ -220,7 +219,7 @@ def after_batch(self:ProtoWatch):
         "Less weight decay on them (`ProtoRates(wd=0)`), a smaller `lam` or a wider `init` keeps them apart")
     if self.said: warnings.warn(self.said)
 
-# %% ../nbs/04_callbacks.ipynb #83cde0e6
+# %% ../nbs/04_callbacks.ipynb #f7ca676e
 class NotFinite(ValueError):
     "A loss or a gradient that is NaN or infinite, and where it comes from"
 
@@ -235,7 +234,7 @@ def check_targets(
     if len(bad): raise HierarchyError(f"{len(bad)} of {y.numel()} labels of this batch are none of the {K} classes, which are numbered from 0 to {K-1}: "
         f"{', '.join(map(str, bad.unique()[:5].tolist()))}. Correct them, or give the label of what does not count as `ignore_index`")
 
-# %% ../nbs/04_callbacks.ipynb #430f610d
+# %% ../nbs/04_callbacks.ipynb #6df88fbf
 def _odd(t): return isinstance(t, torch.Tensor) and t.is_floating_point() and not bool(t.isfinite().all())
 def _names(model, odd): return [n for n,p in model.named_parameters() if odd(p)]
 def _called(names): return 'the prototypes' if names[0].split('.')[-1]=='protos' else f"the weights {', '.join(names[:3])}{' and others' if len(names)>3 else ''}"
@@ -248,13 +247,17 @@ _advice = {
     'data loss': "The scores are finite: look at the class weights and at the loss function",
     'gradient': "Clip it (`GradientClip(1.)` of fastai), or lower the learning rate"}
 
-# %% ../nbs/04_callbacks.ipynb #dc7952fe
+# %% ../nbs/04_callbacks.ipynb #de3707df
+def _tensors(xs):
+    "All tensors in nested tuples, lists and dicts"
+    return [t for x in xs for t in (_tensors(x.values() if isinstance(x, dict) else x) if isinstance(x, (tuple,list,dict)) else [x])]
+
 def blame_loss(
     learn, # a `Learner` whose last loss is not finite
     weights=True # are the weights still those that made the loss?
 ):
     "Key of the advice, and words, for the term that made the loss of `learn` NaN or infinite"
-    for x in flatten_check(learn.xb):
+    for x in _tensors(learn.xb):
         if _odd(x): return 'input',f"the input: {int((~x.isfinite()).flatten(1).any(1).sum())} of {len(x)} samples of the batch hold NaN or infinity"
     bad = _names(learn.model, _odd) if weights else []
     if bad: return 'weights',_called([n for n in bad if n.endswith('protos')] or bad)
@@ -263,9 +266,9 @@ def blame_loss(
         if math.isfinite(data) and not math.isfinite(lam*guide): return 'guide',f"the guide, {guide:.3g}, with lam = {lam:.3g}"
     return ('scores','the scores of the model') if _odd(learn.pred) else ('data loss','the data loss')
 
-def flatten_check(xs): "All tensors in nested tuples, lists and dicts"; return [t for x in xs for t in (flatten_check(x.values() if isinstance(x, dict) else x) if isinstance(x, (tuple,list,dict)) else [x])]
 
-# %% ../nbs/04_callbacks.ipynb #63319714
+
+# %% ../nbs/04_callbacks.ipynb #4827a35b
 class SoundCheck(Callback):
     "Stop with an error that names the batch and the culprit if a label is no class, or a loss or gradient is not finite"
     order = 51 # right after the Recorder
@@ -280,7 +283,7 @@ class SoundCheck(Callback):
         if not isinstance(y, torch.Tensor) or y.is_floating_point() or not isinstance(p, torch.Tensor) or p.ndim!=y.ndim+1: return
         if self.fresh or y.device.type=='cpu': check_targets(y, p.shape[1], getattr(self.learn.loss_func, 'ignore_index', -100))
 
-# %% ../nbs/04_callbacks.ipynb #208b1e5f
+# %% ../nbs/04_callbacks.ipynb #cd970987
 @patch
 def _note(self:SoundCheck, what, x):
     "Look whether `x` is finite, or put it aside to look later"
@@ -306,7 +309,7 @@ def before_step(self:SoundCheck):
 def after_batch(self:SoundCheck):
     if self.training: self._look(late=True)
 
-# %% ../nbs/04_callbacks.ipynb #711d33ea
+# %% ../nbs/04_callbacks.ipynb #5b0511c8
 @patch
 def _stop(self:SoundCheck, what, late):
     if hasattr(self.learn, 'lr_finder'): raise CancelFitException()
@@ -315,7 +318,7 @@ def _stop(self:SoundCheck, what, late):
     raise NotFinite(f"Training stopped at batch {self.iter+1} of {self.n_iter} in epoch {self.epoch+1}: the loss is {self.loss.detach().mean().item():.3g}{words}. {_advice[key]}. "
         + ("The weights have made this step: load earlier ones" if late else "The weights are those of before this batch"))
 
-# %% ../nbs/04_callbacks.ipynb #5ad9453f
+# %% ../nbs/04_callbacks.ipynb #a75079af
 class PrototypePlot(Callback):
     "Keep the embeddings of the validation set and the prototypes of each epoch, and draw them"
     run_train = False
@@ -334,7 +337,7 @@ class PrototypePlot(Callback):
         m = find_protos(self.model).protos.shape[1]
         if m!=2: raise ValueError(f"`PrototypePlot` draws embeddings of 2 dimensions, this model has {m}")
 
-# %% ../nbs/04_callbacks.ipynb #3ba93acd
+# %% ../nbs/04_callbacks.ipynb #e0d9093c
 @patch
 def before_validate(self:PrototypePlot):
     self.zs,self.ys,self.hook = [],[],None
@@ -345,7 +348,7 @@ def before_validate(self:PrototypePlot):
 def after_batch(self:PrototypePlot):
     if self.hook is not None: self.ys.append(self.y.cpu())
 
-# %% ../nbs/04_callbacks.ipynb #4ce7b91b
+# %% ../nbs/04_callbacks.ipynb #bf5af9c7
 @patch
 def after_validate(self:PrototypePlot):
     if self.hook is not None: self.hook.remove(); self.hook = None
@@ -355,7 +358,7 @@ def after_validate(self:PrototypePlot):
     self.zs,self.ys = [],[]
     if self.live: self._show()
 
-# %% ../nbs/04_callbacks.ipynb #2c3d504c
+# %% ../nbs/04_callbacks.ipynb #4d3965a3
 @patch
 def plot(self:PrototypePlot,
     epochs=None, # which epochs; four of them, evenly spaced, by default
@@ -369,7 +372,7 @@ def plot(self:PrototypePlot,
     fig.tight_layout()
     return fig
 
-# %% ../nbs/04_callbacks.ipynb #f4ebd251
+# %% ../nbs/04_callbacks.ipynb #81eb9bff
 @patch
 def _show(self:PrototypePlot):
     from IPython.display import display
