@@ -8,7 +8,7 @@ __all__ = ['TABLE2', 'TABLE3', 'TABLE4', 'TITLES', 'NO_TREE', 'load_results', 'p
            'plot_sizes', 'load_history', 'plot_scale', 'confusions', 'run_tree', 'plot_confusions', 'pair_table',
            'report_tables', 'report_figures', 'report', 'report_cli']
 
-# %% ../nbs/41_report.ipynb #74e2d3bd
+# %% ../nbs/41_report.ipynb #6844f0ef
 import contextlib, json
 import numpy as np, pandas as pd, matplotlib.pyplot as plt
 from functools import partial
@@ -22,7 +22,7 @@ from .recipes import *
 from .runs import *
 from .experiments import *
 
-# %% ../nbs/41_report.ipynb #912d43b8
+# %% ../nbs/41_report.ipynb #236f61e5
 _SETS = ['cifar100','nyudv2','s2agri','inat19']
 
 def _table(text, sets):
@@ -43,7 +43,7 @@ fixed          24.7 1.083  33.1 1.462  19.4 0.710  43.9 2.148
 gp_rank        23.3 1.056  32.7 1.445  19.1 0.691  39.3 1.718
 gp_disto       23.6 1.052  32.5 1.440  18.9 0.685  38.9 1.721''', _SETS)
 
-# %% ../nbs/41_report.ipynb #a01e05c6
+# %% ../nbs/41_report.ipynb #df9eeb2a
 TABLE3 = _table('''
 gp_disto_fixed_scale +0.1 +0.003  0.0 0.000   +0.2 +0.001  +0.9 0.000
 fixed                +1.1 +0.031  +0.6 +0.013 +0.5 +0.025  +5.0 +0.427
@@ -56,7 +56,7 @@ gp_disto:lam=2        +0.3 +0.013  +0.2 +0.010
 gp_disto:lam=3        +0.1 +0.004  +0.1 +0.010
 gp_disto:hidden=False +0.2 +0.015  +0.3 +0.011''', ['cifar100','s2agri'])
 
-# %% ../nbs/41_report.ipynb #368fa731
+# %% ../nbs/41_report.ipynb #7ade48eb
 def load_results(
     data, # name of the data set
     tier, # name in `TIERS`
@@ -65,10 +65,10 @@ def load_results(
 ):
     "Rows of `<out>/<data>_<tier>.csv` with one hierarchy, error rates in percent, overrides as dicts"
     df = read_rows(Path(out)/f'{data}_{tier}.csv')
-    if len(df): df = df[df.hierarchy==Path(hierarchy or TREES[data]).name].assign(er=100*df.er, overrides=df.overrides.map(json.loads))
+    if len(df): df = df.assign(er=100*df.er, overrides=df.overrides.map(json.loads))[df.hierarchy==Path(hierarchy or TREES[data]).name]
     return df
 
-# %% ../nbs/41_report.ipynb #a5c9e6db
+# %% ../nbs/41_report.ipynb #635287f0
 def pick(
     df,         # rows, from `load_results`
     line,       # method, with settings after colons
@@ -82,7 +82,7 @@ def pick(
     want = json.loads(json.dumps(want))
     return df[(df.method==method) & np.isclose(df.fraction, fraction) & df.overrides.map(lambda o: o==want)].sort_values(['seed','fold'])
 
-# %% ../nbs/41_report.ipynb #b60e0f97
+# %% ../nbs/41_report.ipynb #f47403e3
 def paired(
     a, b,  # rows of two methods
     metric # name of a column
@@ -104,7 +104,7 @@ def bootstrap(
     draws = np.random.default_rng(seed).choice(np.asarray(x), (n,len(x)))
     return tuple(np.quantile(getattr(np, how)(draws, 1), [(1-level)/2,(1+level)/2]))
 
-# %% ../nbs/41_report.ipynb #f9bfb092
+# %% ../nbs/41_report.ipynb #0ecdaf51
 TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO', hyperspherical='Hyperspherical', deep_ncm='Deep-NCM',
               learnt='Learnt prototypes', fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto', gp_disto_fixed_scale='Fixed scale', gp_disto_squared='Squared norm')
 _DIGITS = dict(er=1, ahc=3)
@@ -112,7 +112,7 @@ _DIGITS = dict(er=1, ahc=3)
 def title(line): "How a table names the `line`"; m,*o = line.split(':'); return TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
 def summary(x, how): "Mean or median of `x`"; return float(getattr(np, how)(x)) if len(x) else np.nan
 
-# %% ../nbs/41_report.ipynb #7c7fc731
+# %% ../nbs/41_report.ipynb #f7d47abe
 def _with_spread(x, how, d): return 'not run' if not len(x) else f'{summary(x, how):.{d}f}'+(f' ± {x.std():.{d}f}' if len(x)>1 else '')
 def _with_interval(x, how, d):
     if not len(x): return ''
@@ -121,7 +121,7 @@ def _with_interval(x, how, d):
 def _or_dash(x, d, sign=''): return '–' if x is None or np.isnan(x) else f'{x:{sign}.{d}f}'
 def _published(table, line, data, metric): return table[data][metric].get(line) if data in table else None
 
-# %% ../nbs/41_report.ipynb #f7f9c379
+# %% ../nbs/41_report.ipynb #21d221bf
 def bold_best(
     column, # strings
     values  # the numbers behind them, nan where there is none
@@ -130,7 +130,7 @@ def bold_best(
     lowest = np.nanmin(values) if np.isfinite(values).any() else None
     return [f'**{s}**' if v==lowest else s for s,v in zip(column, values)]
 
-# %% ../nbs/41_report.ipynb #8c898ec5
+# %% ../nbs/41_report.ipynb #3969b510
 def results_table(
     df,         # rows, from `load_results`
     data,       # name of the data set
@@ -151,7 +151,7 @@ def results_table(
         res[f'{name}, paper'] = bold_best([_or_dash(o, d) for o in theirs], theirs)
     return pd.DataFrame(res, index=pd.Index(map(title, lines), name=f'{data}, {how}'))
 
-# %% ../nbs/41_report.ipynb #c566f1b8
+# %% ../nbs/41_report.ipynb #9b16097c
 def markdown(
     df # a table
 ):
@@ -160,7 +160,7 @@ def markdown(
     lines = [[df.index.name or '', *df.columns], ['---']*(1+df.shape[1]), *([i, *r] for i,r in zip(df.index, df.values))]
     return '\n'.join('| '+' | '.join(map(cell, o))+' |' for o in lines)
 
-# %% ../nbs/41_report.ipynb #a55a74fc
+# %% ../nbs/41_report.ipynb #7cbde536
 def other_lines(
     df,         # rows, from `load_results`
     lines=(),   # lines that have a place already
@@ -173,7 +173,7 @@ def other_lines(
         if (r.method,over) not in seen: seen.append((r.method,over)); res.append(':'.join([r.method, *(f'{k}={v}' for k,v in over.items())]))
     return [o for o in res if len(pick(df, o, base=base))]
 
-# %% ../nbs/41_report.ipynb #898c9c78
+# %% ../nbs/41_report.ipynb #4f146b61
 def difference_table(
     df,          # rows, from `load_results`
     data,        # name of the data set
@@ -190,7 +190,7 @@ def difference_table(
         res[f'{name}, paper'] = [_or_dash(_published(table, o, data, m), _DIGITS[m], '+') for o in table.index]
     return pd.DataFrame(res, index=pd.Index(map(title, table.index), name=f'{data}, difference to GP-disto'))
 
-# %% ../nbs/41_report.ipynb #bbac7913
+# %% ../nbs/41_report.ipynb #e2164dd4
 NO_TREE = ('cross_entropy','deep_ncm','learnt')
 
 def plot_bars(
@@ -210,7 +210,7 @@ def plot_bars(
     axs[0].get_yticklabels()[-1].set_fontweight('bold')
     return axs
 
-# %% ../nbs/41_report.ipynb #bcc348ec
+# %% ../nbs/41_report.ipynb #cc0c3c65
 def _bars(ax, values, how, data, metric, published, name):
     "Bars of `values` on `ax`, with room at the left cut away so that differences show"
     v = np.array([summary(o, how) for o in values.values()])
@@ -226,7 +226,7 @@ def _bars(ax, values, how, data, metric, published, name):
     if len(seen): pad = .3*np.ptp(seen) or .1*seen[0]; ax.set_xlim(max(0, seen.min()-pad), seen.max()+pad)
     ax.set_xlabel(f'{name}, {how}')
 
-# %% ../nbs/41_report.ipynb #73c3dcb2
+# %% ../nbs/41_report.ipynb #463fe99e
 def size_table(
     df,        # rows, from `load_results`
     how='mean',# 'mean' or 'median'
@@ -242,7 +242,7 @@ def size_table(
                                                    **{o: 100*(summary(pick(df, o, f, base)[metric], how)/summary(ce[metric], how)-1) for o in lines if o!='cross_entropy'}}
     return pd.DataFrame(rows, index=lines).T.rename_axis('training set')
 
-# %% ../nbs/41_report.ipynb #f9a96d0c
+# %% ../nbs/41_report.ipynb #1056d8ea
 def plot_sizes(
     table,  # from `size_table`
     ax=None # an axis
@@ -256,7 +256,7 @@ def plot_sizes(
     ax.set(xlabel='training samples', ylabel='change of AHC, %'); ax.legend()
     return ax
 
-# %% ../nbs/41_report.ipynb #e07f6628
+# %% ../nbs/41_report.ipynb #cea1cbff
 def load_history(row, out='results'): "The history of the run of `row`, a line an epoch"; return pd.read_csv(Path(out)/f'{row.data}_{row.tier}'/f'{row.run_id}.csv')
 
 def plot_scale(
@@ -270,7 +270,7 @@ def plot_scale(
     ax.axhline(1, c='grey', lw=.8, ls=':'); ax.set(xlabel='epoch', ylabel='$s^\\star$', ylim=(0,None)); ax.xaxis.set_major_locator(plt.MaxNLocator(integer=True)); ax.legend(fontsize=7)
     return ax
 
-# %% ../nbs/41_report.ipynb #8dc763ba
+# %% ../nbs/41_report.ipynb #f6e5bc98
 def confusions(
     rows, # runs with predictions
     out   # folder of the results
@@ -283,7 +283,7 @@ def confusions(
         C = C+np.bincount(o['pred'][keep].astype(int)*K+o['targ'][keep], minlength=K*K).reshape(K,K)
     return C,list(o['vocab'])
 
-# %% ../nbs/41_report.ipynb #76045b98
+# %% ../nbs/41_report.ipynb #8e0c7c74
 def run_tree(
     rows, # runs with predictions, of one hierarchy
     out   # folder of the results
@@ -294,7 +294,7 @@ def run_tree(
     try: return tree_for(read_hierarchy(r.hierarchy), list(o['vocab']))
     except (HierarchyError,OSError): return CostMatrix(o['costs'], list(o['vocab']))
 
-# %% ../nbs/41_report.ipynb #1c2ec12c
+# %% ../nbs/41_report.ipynb #fcf447d0
 def plot_confusions(
     Cs, # matrices by title
     h,  # their hierarchy, classes in the order of the matrices
@@ -311,7 +311,7 @@ def plot_confusions(
     axs[len(Cs)].imshow(h.costs().numpy()[np.ix_(order,order)], cmap='Reds', interpolation='nearest'); axs[len(Cs)].set(title='cost\n', xlabel='true')
     return axs
 
-# %% ../nbs/41_report.ipynb #f5ff8016
+# %% ../nbs/41_report.ipynb #041eb6c1
 def pair_table(
     C0, C1,      # confusions of two methods, the first is the reference
     h,           # their hierarchy
@@ -328,7 +328,7 @@ def pair_table(
                       'change %': np.round(100*(both1[i,j]/both0[i,j]-1)), 'cost': D[i,j]}).sort_values('change %', kind='stable')
     return pd.concat([t[:n], t[max(n, len(t)-n):]]).set_index('pair')
 
-# %% ../nbs/41_report.ipynb #f232e74e
+# %% ../nbs/41_report.ipynb #29c63d52
 def _has_preds(rows, out): return rows[[(Path(out)/f'{r.data}_{r.tier}'/f'{r.run_id}.npz').exists() for r in rows.itertuples()]] if len(rows) else rows
 
 def report_tables(
@@ -349,7 +349,7 @@ def report_tables(
     if len(ce) and len(ce)==len(gp): res['Pairs that guiding helps and hurts'] = _pairs(ce, gp, out)
     return {k: t for k,t in res.items() if len(t)}
 
-# %% ../nbs/41_report.ipynb #3246da71
+# %% ../nbs/41_report.ipynb #e573a94d
 def _pairs(ce, gp, out):
     (C0,names),(C1,_) = confusions(ce, out),confusions(gp, out)
     return pair_table(C0, C1, run_tree(ce, out), names)
@@ -372,7 +372,7 @@ def report_figures(
     if len(gp) and len(gp)==len(ce):
         yield 'confusions',plot_confusions({title(o): confusions(r, out)[0] for o,r in (('cross_entropy',ce),('gp_disto',gp))}, run_tree(gp, out))[0].figure
 
-# %% ../nbs/41_report.ipynb #1ae367df
+# %% ../nbs/41_report.ipynb #52ec850d
 def report(
     data:str='cifar100',  # digits, mnist, cifar100, nyudv2, s2agri or inat19
     tier:str='cpu',       # paper, cpu, study or smoke

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TOYS', 'noise', 'toy_mnist', 'toy_cifar100', 'toy_nyudv2', 'toy_s2agri', 'toy_inat19', 'toy_data']
 
-# %% ../nbs/34_toys.ipynb #f6954693
+# %% ../nbs/34_toys.ipynb #1c2b30e8
 import json, os, shutil
 import numpy as np
 from pathlib import Path
@@ -14,7 +14,7 @@ from fastai.data.external import fastai_cfg
 from .hierarchy import *
 from .data.nyudv2 import official_split
 
-# %% ../nbs/34_toys.ipynb #6dbddaf0
+# %% ../nbs/34_toys.ipynb #dfcd8a51
 def noise(
     file,    # of the picture
     *shape,  # rows, columns and, for colours, 3
@@ -25,7 +25,7 @@ def noise(
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.random.default_rng(seed).integers(0, top+1, shape).astype(np.uint8)).save(file)
 
-# %% ../nbs/34_toys.ipynb #4762b2de
+# %% ../nbs/34_toys.ipynb #44eaed10
 def toy_mnist(d):
     "320 digits in the folder `d`"
     for i in range(320): noise(d/('training' if i<256 else 'testing')/str(i%10)/f'{i}.png', 28, 28, seed=i)
@@ -35,13 +35,13 @@ def toy_cifar100(d):
     h = Hierarchy.named('cifar100')
     for i in range(300): noise(d/('train' if i<200 else 'test')/h.nodes[i%100][-2]/h.leaves[i%100]/f'{i}.png', 32, 32, 3, seed=i)
 
-# %% ../nbs/34_toys.ipynb #5bc45d43
+# %% ../nbs/34_toys.ipynb #fca890e8
 def toy_nyudv2(d):
     "32 scenes in the folder `d`"
     for i in [o for part in official_split() for o in part[:16]]:
         for name,shape,top in (('rgb/{}.jpg',(48,64,3),255), ('depth/{}.png',(48,64),255), ('label40/{}.png',(48,64),40)): noise(d/name.format(f'{i:04d}'), *shape, top=top, seed=i)
 
-# %% ../nbs/34_toys.ipynb #3bbf2bcb
+# %% ../nbs/34_toys.ipynb #c4b21e2b
 def toy_s2agri(d):
     "Parcels of six crops in three groups, at 24 dates, in the folder `d`"
     for o in ('DATA','META'): (d/o).mkdir(parents=True)
@@ -51,7 +51,7 @@ def toy_s2agri(d):
                 geomfeat={i: rng.normal(size=4).tolist() for i in ids})
     for k,v in meta.items(): (d/'META'/f'{k}.json').write_text(json.dumps(v))
 
-# %% ../nbs/34_toys.ipynb #095f7532
+# %% ../nbs/34_toys.ipynb #10fe94e3
 def toy_inat19(d):
     "Photographs of twelve species in the folder `d`"
     for part,ids in (('train2019',range(192)), ('val2019',range(192,256))):
@@ -59,7 +59,7 @@ def toy_inat19(d):
         for o in images: noise(d/o['file_name'], 40, 48, 3, seed=o['id'])
         (d/f'{part}.json').write_text(json.dumps(dict(images=images, annotations=[dict(id=i, image_id=i, category_id=i%12) for i in ids], categories=[])))
 
-# %% ../nbs/34_toys.ipynb #0cd2d885
+# %% ../nbs/34_toys.ipynb #88d66726
 TOYS = dict(mnist=toy_mnist, cifar100=toy_cifar100, nyudv2=toy_nyudv2, s2agri=toy_s2agri, inat19=toy_inat19)
 
 def toy_data(
