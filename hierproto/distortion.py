@@ -76,29 +76,44 @@ def _full(f):
 
 # %% ../nbs/01_distortion.ipynb #bfeecee5
 @_full
-def euclidean(x, y):
+def euclidean(
+    x, # (N, m)
+    y # (M, m)
+):
     "Euclidean distances between the rows of `x` and of `y`"
     return _Distances.apply(x, None if y is x else y, True)
 
 @_full
-def squared(x, y):
+def squared(
+    x, # (N, m)
+    y # (M, m)
+):
     "Squared Euclidean distances between the rows of `x` and of `y`"
     return _Distances.apply(x, None if y is x else y, False)
 
 # %% ../nbs/01_distortion.ipynb #037e36b3
-def pseudo_huber(x, y, delta=1.):
+def pseudo_huber(
+    x, # (N, m)
+    y, # (M, m)
+    delta=1. # where quadratic becomes linear
+):
     "Distances between the rows of `x` and of `y`, quadratic well below `delta` and Euclidean well above"
     return _huber(squared(x, y), delta)
 
 @_full
-def cosine(x, y):
+def cosine(
+    x, # (N, m)
+    y # (M, m)
+):
     "One minus the cosine of the angle between the rows of `x` and of `y`"
     return (1 - _unit(x)@_unit(y).t()).clamp_min(0)
 
 # %% ../nbs/01_distortion.ipynb #3b530234
 distances = dict(euclidean=euclidean, squared=squared, pseudo_huber=pseudo_huber, cosine=cosine)
 
-def get_distance(distance):
+def get_distance(
+    distance # name in `distances` or a function of `(N, m)`, `(M, m)`
+):
     "The function that `distance` names; a function stands for itself"
     if callable(distance): return distance
     if distance not in distances: raise ValueError(f'no distance is called {distance!r}: give one of {", ".join(distances)}, or a function')
@@ -114,7 +129,12 @@ def pairwise(
     return get_distance(distance)(x, x if y is None else y)
 
 # %% ../nbs/01_distortion.ipynb #4d84a914
-def paired(x, y, distance='euclidean', block=64):
+def paired(
+    x, # (N, m)
+    y, # (N, m)
+    distance='euclidean', # name in `distances` or a function
+    block=64 # rows at a time, for a function that is not in `distances`
+):
     "Distances between row `i` of `x` and row `i` of `y`"
     name = next((n for n, f in distances.items() if f is get_distance(distance)), None)
     if name: return _full(_paired[name])(x, y)
@@ -154,11 +174,19 @@ def _best_scale(a):
     return s.to(a)
 
 # %% ../nbs/01_distortion.ipynb #eac593a3
-def optimal_scale(protos, D, distance='euclidean'):
+def optimal_scale(
+    protos, # (K, m)
+    D, # a Hierarchy, CostMatrix or (K, K) costs
+    distance='euclidean' # name in `distances` or a function
+):
     "The factor for the distances of `protos` that makes their distortion to `D` least (eq. 9)"
     return _best_scale(_ratios(protos, D, distance))
 
-def scale_free_distortion(protos, D, distance='euclidean'):
+def scale_free_distortion(
+    protos, # (K, m)
+    D, # a Hierarchy, CostMatrix or (K, K) costs
+    distance='euclidean' # name in `distances` or a function
+):
     "Distortion of `protos` at the scale that suits them best (eq. 5)"
     a = _ratios(protos, D, distance)
     return _mean((_best_scale(a)*a - 1).abs())
@@ -170,7 +198,11 @@ def _smooth_scale(a):
     top = a.amax().clamp_min(torch.finfo(a.dtype).tiny); b = a/top # whose squares neither vanish nor overflow
     return torch.where(b.amax() > 0, b.sum()/b.square().sum().clamp_min(1)/top, 1.)
 
-def smooth_scale(protos, D, distance='euclidean'):
+def smooth_scale(
+    protos, # (K, m)
+    D, # a Hierarchy, CostMatrix or (K, K) costs
+    distance='euclidean' # name in `distances` or a function
+):
     "The factor for the distances of `protos` that makes eq. 6 least (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))
 

@@ -836,7 +836,9 @@ def _named(name):
 def named(cls:Hierarchy, name): "The tree called `name` that comes with the library"; return _named(name)
 
 # %% ../nbs/00_hierarchy.ipynb #de550515
-def named_costs(name):
+def named_costs(
+    name # `digits_chain`, or the name of a tree
+):
     "Costs by name: `digits_chain` is |i - j|, any other name is that of a tree"
     if name != 'digits_chain': return CostMatrix(Hierarchy.named(name).costs(), Hierarchy.named(name).leaves, warn=False)
     i = torch.arange(10.)

@@ -36,7 +36,10 @@ def expected_cost(
     return (p @ D.to(p).T).movedim(-1,1)
 
 # %% ../nbs/06_inference.ipynb #0a177996
-def crm(scores, D):
+def crm(
+    scores, # (B, K[, H, W])
+    D       # a Hierarchy, CostMatrix or (K, K) costs, read as D[answer, true]
+):
     "Conditional risk minimisation: the answer with the least expected cost `D[answer, true]`"
     return expected_cost(scores, D).argmin(1)
 
@@ -55,7 +58,10 @@ class SubtreeProbs(nn.Module):
         return p.new_zeros(p.shape[0], self.n_nodes, *p.shape[2:]).index_add(1, self.node, p[:,self.leaf])
 
 # %% ../nbs/06_inference.ipynb #2bcf8040
-def subtree_probs(scores, h):
+def subtree_probs(
+    scores, # (B, K[, H, W])
+    h       # the Hierarchy of the K classes
+):
     "Probability of every node of `h`, once"
     return SubtreeProbs(h).to(scores.device)(scores)
 
@@ -78,15 +84,20 @@ def forward(self:BackOff, scores):
     least = size.where(sure, self.size[-1]).amin(1, keepdim=True)
     return P.where(sure & (size == least), -1.).argmax(1)
 
-def back_off(scores, h, threshold=.5):
+def back_off(
+    scores,      # (B, K[, H, W])
+    h,           # the Hierarchy of the K classes
+    threshold=.5 # probability that an answer must have
+):
     "Answer with the smallest node of `h` whose probability is `threshold` or more"
     return BackOff(h, threshold).to(scores.device)(scores)
 
 # %% ../nbs/06_inference.ipynb #291dec2e
 def trade_off(
-    scores, targets, # (B, K) scores and their true classes
-    h,               # the Hierarchy of the K classes
-    thresholds       # thresholds for `back_off`
+    scores,    # (B, K)
+    targets,   # true classes (B,)
+    h,         # the Hierarchy of the K classes
+    thresholds # thresholds for `back_off`
 ):
     "Accuracy, mean level and mean cost of the answers of `back_off` at each of the `thresholds`"
     A,rows = h.ancestry(),[]
@@ -193,7 +204,8 @@ class KDNearest:
 
 # %% ../nbs/06_inference.ipynb #39dae213
 def measure_nearest(
-    K, m,           # numbers of prototypes and of dimensions
+    K,              # prototypes
+    m,              # dimensions
     n=1000,         # queries
     k=1,            # neighbours
     rounds=3,       # of which the best counts

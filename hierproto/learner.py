@@ -87,7 +87,12 @@ def proto_learner(
     proto_lr=1., # factor to the learning rate of prototypes
     proto_wd=None, # weight decay of prototypes; None for that of the weights
     ignore_index=-100, # targets with this value do not count
-    n_in=None, cut=None, nf=None, pool=True, norm=False, project=True, # of `embedder`
+    n_in=None, # channels of the input; those of the data by default
+    cut=None, # where to cut `arch`, see `embedder`
+    nf=None, # features of the body; found out by default
+    pool=True, # average maps to vectors? False for segmentation
+    norm=False, # end the embedding in `EmbedNorm`?
+    project=True, # map the features to `m` dimensions?
     loss_func=None, # `DataLoss` by default
     metrics=None, # `hier_metrics` by default
     splitter=None, # fastai's for `arch` by default
@@ -111,7 +116,15 @@ def proto_learner(
 # %% ../nbs/05_learner.ipynb #0524d39c
 class HierInterpretation(ClassificationInterpretation):
     "Interpretation of a classifier whose mistakes have costs"
-    def __init__(self, learn, dl, losses, act=None, D=None, targs=None, decoded=None):
+    def __init__(self,
+        learn, # a `Learner`
+        dl, # the `DataLoader` that is interpreted
+        losses, # of each sample
+        act=None, # activation, if not that of the loss
+        D=None, # a `Hierarchy`, `CostMatrix` or matrix of costs, in the order of the classes
+        targs=None, # true classes
+        decoded=None # predicted classes
+    ):
         store_attr()
         self.costs = as_costs(D).cpu()
         self.vocab = getattr(dl, 'vocab', None) or getattr(D, 'leaves', range(len(self.costs)))

@@ -65,27 +65,48 @@ def _data_loss(gamma=0., **kwargs): return FocalDataLoss(gamma, **kwargs) if gam
 def _linear(h, m, loss): return LinearHead(m, len(h)), loss, []
 
 def make_cross_entropy(h, m, gamma=0., weight=None, ignore_index=-100):
+    "Linear head from `m` dimensions to the classes of `h`, and cross-entropy, focal if `gamma` is not 0, with class `weight` and `ignore_index`"
     return _linear(h, m, _data_loss(gamma, weight=weight, ignore_index=ignore_index))
 def make_hxe(h, m, alpha=.1, gamma=0., weight=None, ignore_index=-100):
+    "Linear head from `m` dimensions, and `HXELoss` over the tree `h` with `alpha` and `gamma`, with class `weight` and `ignore_index`"
     return _linear(h, m, HXELoss(h, alpha, gamma=gamma, weight=weight, ignore_index=ignore_index))
 def make_soft_labels(h, m, beta=10., gamma=0., weight=None, ignore_index=-100):
+    "Linear head from `m` dimensions, and `SoftLabelLoss` for the costs `h` with `beta` and `gamma`, with class `weight` and `ignore_index`"
     return _linear(h, m, SoftLabelLoss(h, beta, gamma=gamma, weight=weight, ignore_index=ignore_index))
 def make_emd(h, m, reg=.5, mu=3., gamma=0., weight=None, ignore_index=-100):
+    "Linear head from `m` dimensions, and `EMDLoss` for the costs `h` with `reg`, `mu` and `gamma`, with class `weight` and `ignore_index`"
     return _linear(h, m, EMDLoss(h, reg, mu, gamma=gamma, weight=weight, ignore_index=ignore_index))
 
 # %% ../nbs/19_methods.ipynb #7e61c554
 def make_yolo(h, m, gamma=0., weight=None, ignore_index=-100):
+    "`YOLOHead` from `m` dimensions to the tree `h`, and its loss with `gamma`, with class `weight` and `ignore_index`"
     return YOLOHead(m, h), LogProbLoss(gamma=gamma, weight=weight, ignore_index=ignore_index), []
 def make_deep_ncm(h, m, distance='squared', gamma=0., weight=None, ignore_index=-100):
+    "Class means of `m` dimensions for the classes of `h` under `distance`, the data loss with `gamma`, with class `weight` and `ignore_index`, and the callback that counts"
     return NCMHead(m, len(h), distance), _data_loss(gamma, weight=weight, ignore_index=ignore_index), [ClassMeans(ignore_index)]
 def make_hyperspherical(h, m, learn=False, lam=1., sep=1., gamma=0., weight=None, ignore_index=-100):
+    "Prototypes on the sphere in `m` dimensions, placed by the costs `h` with separation `sep`, or to `learn` under a guide of weight `lam`; the loss with `gamma`, with class `weight` and `ignore_index`"
     guide = [MetricGuide(h, partial(sphere_guide, sep=sep), lam, align=False)] if learn else []
     return sphere_head(h, m, learn, **({} if learn else dict(sep=sep, progress=False))), SquaredCosineLoss(gamma, weight=weight, ignore_index=ignore_index), guide
 def make_frame(h, m, decay=None, gamma=0., weight=None, ignore_index=-100):
+    "`FrameHead` of `m` dimensions for `h` with `decay`, and the data loss with `gamma`, with class `weight` and `ignore_index`"
     return FrameHead(h, m, **({} if decay is None else dict(gamma=decay))), _data_loss(gamma, weight=weight, ignore_index=ignore_index), []
 
 # %% ../nbs/19_methods.ipynb #ac6221e3
-def make_protos(h, m, guide=None, lam=1., scale=None, hidden=None, distance='euclidean', init='normal', fixed=False, gamma=0., weight=None, ignore_index=-100):
+def make_protos(
+    h, # a `Hierarchy`, `CostMatrix` or matrix of costs
+    m, # dimension of the embedding
+    guide=None, # 'disto', 'rank', a function of prototypes and costs, or None
+    lam=1., # weight of the guide
+    scale=None, # of the distortion guide; None for the optimal one
+    hidden=None, # prototypes for inner nodes? By default if there is a guide and a tree
+    distance='euclidean', # between embeddings and prototypes
+    init='normal', # where prototypes begin, see `start_protos`
+    fixed=False, # place them by the costs and leave them there?
+    gamma=0., # exponent of a focal loss
+    weight=None, # of the classes
+    ignore_index=-100 # the label of what does not count
+):
     "Prototype head, data loss, and the guide if there is one"
     hidden = guide is not None and isinstance(h, Hierarchy) if hidden is None else hidden
     n = as_tree(h, 'A head with hidden prototypes').n_nodes if hidden else len(h)

@@ -98,7 +98,11 @@ def _wrong(b):
     return _sums(n*(i!=j), n)
 
 # %% ../nbs/03_metrics.ipynb #98e81329
-def error_rate(scores, targets, ignore_index=None):
+def error_rate(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    ignore_index=None # the label of what does not count
+):
     "Share of wrong answers"
     return _ratio(_wrong(Batch(scores, targets, ignore_index)))
 
@@ -111,12 +115,22 @@ def _cost(b, D):
     return _sums(n*_look_up(D, i, j), n, n*(i!=j))
 
 # %% ../nbs/03_metrics.ipynb #924c290b
-def average_cost(scores, targets, D, ignore_index=None):
+def average_cost(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    D, # a Hierarchy, CostMatrix or (K, K) costs, read as D[predicted, true]
+    ignore_index=None # the label of what does not count
+):
     "Average hierarchical cost (eq. 1): the mean of `D[predicted, true]`"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _ready(D)))
 
 # %% ../nbs/03_metrics.ipynb #38c3dfec
-def mistake_severity(scores, targets, D, ignore_index=None):
+def mistake_severity(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    D, # a Hierarchy, CostMatrix or (K, K) costs, read as D[predicted, true]
+    ignore_index=None # the label of what does not count
+):
     "Mean cost of the wrong answers"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _ready(D)), k=2)
 
@@ -137,7 +151,13 @@ def _at_k(b, D, k):
     return _sums(c.mean(1), torch.ones(len(c)))
 
 # %% ../nbs/03_metrics.ipynb #baf2a93c
-def hier_dist_at_k(scores, targets, D, k, ignore_index=None):
+def hier_dist_at_k(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    D, # a Hierarchy, CostMatrix or (K, K) costs, read as D[predicted, true]
+    k, # how many answers
+    ignore_index=None # the label of what does not count
+):
     "Mean cost of the `k` best answers, right or wrong"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _ready(D), k))
 
@@ -147,7 +167,13 @@ def _same_at(b, A):
     return _sums(n*(A[i]==A[j]), n)
 
 # %% ../nbs/03_metrics.ipynb #ddb0838d
-def level_accuracy(scores, targets, h, level, ignore_index=None):
+def level_accuracy(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    h, # the Hierarchy of the K classes
+    level, # 1 for the groups under the root, the depth of the tree for the classes
+    ignore_index=None # the label of what does not count
+):
     "Share of answers whose ancestor at `level` is right"
     A = as_tree(h, 'level_accuracy').ancestors(level)
     return _ratio(_same_at(Batch(scores, targets, ignore_index), A))
@@ -166,15 +192,30 @@ def _overlap(b, A, size):
 def _f1(s): return 2*s[0]/(s[1]+s[2])
 
 # %% ../nbs/03_metrics.ipynb #ad0bc99c
-def hier_precision(scores, targets, h, ignore_index=None):
+def hier_precision(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    h, # the Hierarchy of the K classes
+    ignore_index=None # the label of what does not count
+):
     "Share of the predicted labels' ancestors that are ancestors of the true label"
     return _ratio(_overlap(Batch(scores, targets, ignore_index), *_sets(h)))
 
-def hier_recall(scores, targets, h, ignore_index=None):
+def hier_recall(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    h, # the Hierarchy of the K classes
+    ignore_index=None # the label of what does not count
+):
     "Share of the true labels' ancestors that were predicted"
     return _ratio(_overlap(Batch(scores, targets, ignore_index), *_sets(h)), k=2)
 
-def hier_f1(scores, targets, h, ignore_index=None):
+def hier_f1(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    h, # the Hierarchy of the K classes
+    ignore_index=None # the label of what does not count
+):
     "Harmonic mean of `hier_precision` and `hier_recall`"
     return _f1(_overlap(Batch(scores, targets, ignore_index), *_sets(h)))
 
@@ -189,7 +230,12 @@ def _iou(s):
     return (both/either)[either>0].mean()
 
 # %% ../nbs/03_metrics.ipynb #0923ca60
-def mean_iou(scores, targets, n_classes=None, ignore_index=None):
+def mean_iou(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    n_classes=None, # number of classes; needed for labels that may lack the last ones
+    ignore_index=None # the label of what does not count
+):
     "Mean over classes of intersection over union, for classes that occur in predictions or targets"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes))
 
@@ -211,7 +257,12 @@ def _bins(b, n_bins):
 # %% ../nbs/03_metrics.ipynb #3eb91688
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
-def calibration_error(scores, targets, n_bins=15, ignore_index=None):
+def calibration_error(
+    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets, # true labels (B[, H, W])
+    n_bins=15, # of confidence
+    ignore_index=None # the label of what does not count
+):
     "Expected calibration error of softmax probabilities, over `n_bins` equal bins of confidence"
     return _ece(_bins(Batch(scores, targets, ignore_index), n_bins))
 
@@ -228,7 +279,10 @@ def n_real(
 # %% ../nbs/03_metrics.ipynb #b95690d1
 class BatchReader:
     "The `Batch` of a Learner, made once for all metrics that share this reader"
-    def __init__(self, ignore_index=None, k=1): self.ignore_index,self.k = ignore_index,k; self.forget()
+    def __init__(self,
+        ignore_index=None, # the label of what does not count
+        k=1 # how many best answers a metric wants to see
+    ): self.ignore_index,self.k = ignore_index,k; self.forget()
     def forget(self): self.seen,self.batch = lambda: None,None
     def __reduce__(self): return BatchReader, (self.ignore_index,self.k)
     def __call__(self, learn):
@@ -321,9 +375,12 @@ def hier_metrics(
 
 # %% ../nbs/03_metrics.ipynb #c31ad0c6
 def hier_report(
-    scores, targets,  # scores (B, K[, H, W]) or predicted labels, and true labels
+    scores,           # (B, K[, H, W]), or predicted labels (B[, H, W])
+    targets,          # true labels (B[, H, W])
     h,                # a Hierarchy, or a cost matrix
-    names='all', k=5, ignore_index=None # as for `hier_metrics`
+    names='all',      # names of metrics, as for `hier_metrics`
+    k=5,              # for `hier_dist_at_k`
+    ignore_index=None # the label of what does not count
 ):
     "All metrics of `scores` as a dict"
     b = Batch(scores, targets, ignore_index)
@@ -340,7 +397,12 @@ def _class_sums(x, b, n_classes):
     return s.index_add_(0, b.targs, torch.cat([x, torch.ones_like(x[:,:1])], 1)).cpu()
 
 # %% ../nbs/03_metrics.ipynb #215cd2b1
-def class_means(embeddings, targets, n_classes, ignore_index=None):
+def class_means(
+    embeddings, # (B, m[, H, W])
+    targets, # true labels (B[, H, W])
+    n_classes, # number of classes
+    ignore_index=None # the label of what does not count
+):
     "Mean of the `embeddings` (B, m[, H, W]) of each class, (n_classes, m); NaN for a class that does not occur"
     s = _class_sums(embeddings, Batch(targets, targets, ignore_index), n_classes)
     return (s[:,:-1]/s[:,-1:]).to(embeddings.dtype)
@@ -352,7 +414,13 @@ def _means_distortion(s, D, scale_free):
     return f((s[:,:-1]/s[:,-1:])[seen], as_costs(D).to(s)[seen][:,seen])
 
 # %% ../nbs/03_metrics.ipynb #3a4c6014
-def means_distortion(embeddings, targets, D, scale_free=True, ignore_index=None):
+def means_distortion(
+    embeddings, # (B, m[, H, W])
+    targets, # true labels (B[, H, W])
+    D, # a Hierarchy, CostMatrix or (K, K) costs, read as D[predicted, true]
+    scale_free=True, # eq. 5 if True, else eq. 4
+    ignore_index=None # the label of what does not count
+):
     "(Scale-free) distortion of the class means of `embeddings` with respect to `D`"
     D = as_costs(D)
     return _means_distortion(_class_sums(embeddings, Batch(targets, targets, ignore_index), len(D)), D, scale_free)
@@ -360,7 +428,13 @@ def means_distortion(embeddings, targets, D, scale_free=True, ignore_index=None)
 # %% ../nbs/03_metrics.ipynb #4441d543
 class MeansDistortion(SumMetric):
     "(Scale-free) distortion of the class means of what enters the module `head`"
-    def __init__(self, head, D, scale_free=True, ignore_index=None, reader=None):
+    def __init__(self,
+        head, # module that the embeddings enter
+        D, # a Hierarchy, CostMatrix or (K, K) costs
+        scale_free=True, # eq. 5 if True, else eq. 4
+        ignore_index=None, # the label of what does not count
+        reader=None # a `BatchReader` to share with other metrics
+    ):
         self.head,self.D,self.hook,self.x = head,as_costs(D),None,None
         super().__init__(self._class_sums, 'means_distortion', partial(_means_distortion, D=self.D, scale_free=scale_free), reader or BatchReader(ignore_index))
         self.close()
@@ -376,7 +450,10 @@ class MeansDistortion(SumMetric):
 # %% ../nbs/03_metrics.ipynb #f2123971
 class ProtoDistortion(Metric):
     "(Scale-free) distortion of the model's class prototypes"
-    def __init__(self, D, scale_free=True): self.D,self.scale_free = as_costs(D),scale_free; self.reset()
+    def __init__(self,
+        D, # a Hierarchy, CostMatrix or (K, K) costs
+        scale_free=True # eq. 5 if True, else eq. 4
+    ): self.D,self.scale_free = as_costs(D),scale_free; self.reset()
     def reset(self): self.protos = None
     def accumulate(self, learn):
         if self.protos is None: self.protos = next((m.protos.detach() for m in learn.model.modules() if hasattr(m, 'protos')), None)

@@ -122,7 +122,8 @@ class PSETAE(nn.Module):
     def __init__(self,
         n_in=10, # bands
         n_geom=4, # features of the parcel's shape; 0 for none
-        mlp1=(32,64), mlp2=(128,), # layers of `PixelSetEncoder`
+        mlp1=(32,64), # layers of `PixelSetEncoder` before pooling
+        mlp2=(128,), # and after it
         **kwargs # `n_head`, `d_k`, `mlp3`, `tau`, `p`, `attn_p` of `TemporalAttention`
     ):
         super().__init__()

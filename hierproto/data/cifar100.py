@@ -71,7 +71,11 @@ def pad_crop(
 class PadCropFlip(RandTransform):
     "Cut each image of a training batch out of itself with `pad` pixels of black around it, and mirror one in two"
     order = 5 # on bytes, before conversion to floats
-    def __init__(self, pad=4, flip=.5, **kwargs):
+    def __init__(self,
+        pad=4, # pixels on each side
+        flip=.5, # probability of mirroring
+        **kwargs # for `RandTransform`
+    ):
         super().__init__(**kwargs)
         self.pad,self.flip = pad,flip
     def encodes(self, x:TensorImage):

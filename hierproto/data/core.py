@@ -63,7 +63,12 @@ def new(self:TensorDS, items):
 # %% ../../nbs/20_data.core.ipynb #6a475462
 class TensorDL(TfmdDL):
     "Batches of a `TensorDS` by index"
-    def __init__(self, dataset, bs=64, num_workers=0, **kwargs):
+    def __init__(self,
+        dataset, # a `TensorDS`
+        bs=64, # batch size
+        num_workers=0, # not used: there is nothing to wait for
+        **kwargs # for `TfmdDL`
+    ):
         if len(Pipeline(kwargs.get('after_item')).fs): raise ValueError('TensorDL has no items to transform one by one: use `after_batch`')
         super().__init__(dataset, bs=bs, num_workers=0, **kwargs)
     def create_item(self, s): return s or 0

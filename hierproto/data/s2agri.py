@@ -25,7 +25,9 @@ def s2agri_folder(
         "S2-Agri is given out by its authors on request, see https://github.com/VSainteuf/pytorch-psetae; its folder has DATA/<id>.npy and META/*.json.")
 
 # %% ../../nbs/25_data.s2agri.ipynb #d3562ded
-def parse_date(d):
+def parse_date(
+    d # number or string
+):
     "A date such as 20170103 or '2017-01-03'"
     s = str(d).replace('-', '')
     return date(int(s[:4]), int(s[4:6]), int(s[6:8]))
@@ -95,7 +97,17 @@ def sample_pixels(
 class ParcelDS:
     "Parcels `ids` under `path` with classes `y`; an item is `(pixels (T, C, S), days (T,), geom), y`"
     n_inp = 1
-    def __init__(self, path, ids, y, days, geom=None, vocab=None, n_pixels=64, split_idx=0, in_memory=False):
+    def __init__(self,
+        path, # of the unpacked data set
+        ids, # parcels
+        y, # their classes
+        days, # days of the images of each parcel, as `read_days` gives them
+        geom=None, # features of the shapes, if there are any
+        vocab=None, # names of the classes
+        n_pixels=64, # pixels drawn from each parcel
+        split_idx=0, # 0 draws pixels anew each time, 1 always the same
+        in_memory=False # keep parcels that were read?
+    ):
         store_attr('path,ids,days,geom,n_pixels,split_idx,in_memory')
         self.y,self.vocab,self._kept = torch.as_tensor(y),CategoryMap(vocab, sort=False) if vocab is not None else None,{}
     def __len__(self): return len(self.ids)
