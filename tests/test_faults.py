@@ -148,7 +148,7 @@ def test_a_cache_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, 'save', no_space)
     assert torch.equal(cached(tmp_path/'x.pt', lambda: torch.ones(3)), torch.ones(3)) and not list(tmp_path.iterdir())
 
-@pytest.mark.xfail(strict=True, reason='data.mnist.read_folder uses the name tensor, which it does not import')
+@pytest.mark.xfail(strict=True, reason='data.mnist.read_folder does not say which picture cannot be read')
 def test_a_damaged_picture_is_named(tmp_path, monkeypatch):
     from hierproto.data.mnist import mnist
     from hierproto.toys import toy_data

@@ -13,11 +13,11 @@ SUITES = 'properties fuzz processes numerics faults long_run'.split()
 COLUMNS = 'suite name cases failures seconds rss_mb handles commit date'.split()
 
 
-def write(rows, path):
-    "Put `rows` into the table at `path`, in place of older ones of the same suite and name"
+def write(rows, path, at):
+    "Put `rows` into the table at `path`, in place of older ones of the same suite and name; they were made at the commit `at`"
     import pandas as pd
-    from hierproto.rows import commit, write_whole
-    new = pd.DataFrame(rows).assign(commit=commit(), date=datetime.now(timezone.utc).strftime('%Y-%m-%d %H:%M')).reindex(columns=COLUMNS)
+    from hierproto.rows import write_whole
+    new = pd.DataFrame(rows).assign(commit=at, date=datetime.now(timezone.utc).strftime('%Y-%m-%d %H:%M')).reindex(columns=COLUMNS)
     old = pd.read_csv(path, dtype=dict(commit=str)) if path.exists() else new[:0]  # a commit such as 67e8114 is no number
     keys = {*map(tuple, new[['suite', 'name']].values)}
     old = old[[tuple(k) not in keys for k in old[['suite', 'name']].values]]
@@ -43,6 +43,7 @@ def fuzz(o):
     "Each suite of bad input, `cases` times; every failure is counted, the first of each kind is shown"
     import test_fuzz as F
     for name in F.SUITES:
+        if o.only not in name: continue
         start, bad, shown = time.time(), 0, set()
         for i in range(o.cases):
             try: F.case(name, i)
@@ -147,6 +148,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('suites', nargs='*', default=SUITES, help='which suites; all unless given')
     p.add_argument('--cases', type=int, default=10_000, help='of each suite of bad input')
+    p.add_argument('--only', default='', help='of the suites of bad input, those with this in their name')
     p.add_argument('--examples', type=int, default=300, help='of each property')
     p.add_argument('--processes', type=int, default=200, help='command lines that are real processes')
     p.add_argument('--fresh', type=int, default=10, help='of them, how many start a new interpreter')
@@ -155,13 +157,14 @@ def main():
     o = p.parse_args()
     if unknown := set(o.suites) - set(SUITES): p.error(f"no suite is called {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
     warnings.simplefilter('ignore')
-    failures = 0
+    from hierproto.rows import commit
+    failures, at = 0, commit()
     for s in sorted(o.suites, key=SUITES.index):
         rows = []
         for r in globals()[s](o):
             rows.append(dict(suite=s, **{**r, 'seconds': round(r['seconds'], 1)})); failures += r['failures']
-            if s != 'long_run': say(rows[-1]); write(rows[-1:], o.out)
-        if s == 'long_run': say({**rows[-1], 'cases': rows[-1]['cases']}); write(rows, o.out)
+            if s != 'long_run': say(rows[-1]); write(rows[-1:], o.out, at)
+        if s == 'long_run': say(rows[-1]); write(rows, o.out, at)
     sys.exit(f'{failures} failures: see above' if failures else 0)
 
 if __name__ == '__main__': main()
