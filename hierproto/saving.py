@@ -8,7 +8,7 @@ __all__ = ['ARCHS', 'ModelError', 'PictureError', 'read_classes', 'classes_json'
            'picture_tensor', 'ChannelNorm', 'Predictor', 'get_rule', 'as_predictor', 'save_model', 'load_model',
            'load_pickle', 'Answers', 'export_onnx']
 
-# %% ../nbs/38_saving.ipynb #a897bace
+# %% ../nbs/38_saving.ipynb #b6071248
 import csv, difflib, io, json, os, shutil, warnings
 from copy import deepcopy
 from functools import partial
@@ -37,14 +37,14 @@ from .baselines.frame import *
 from .backbones.convnet import *
 from .backbones.resnet import *
 
-# %% ../nbs/38_saving.ipynb #4bd3cb07
+# %% ../nbs/38_saving.ipynb #64a770ec
 class ModelError(ValueError):
     "A saved model that cannot be used or made, and why"
 
 class PictureError(ValueError):
     "A picture that cannot be read, and why"
 
-# %% ../nbs/38_saving.ipynb #005148a4
+# %% ../nbs/38_saving.ipynb #043b1455
 _costs_format = 'hierproto-costs-1'
 
 def _is_matrix(f):
@@ -57,7 +57,7 @@ def _has_parents(f):
     with open(f, encoding='utf-8-sig', errors='replace', newline='') as o: head = [c.strip() for c in next(csv.reader(o), [])]
     return {'node','parent'} <= set(head) <= {'node','parent','weight'}
 
-# %% ../nbs/38_saving.ipynb #993e4e29
+# %% ../nbs/38_saving.ipynb #9a6af009
 def _read_csv_classes(f):
     try: kind = _is_matrix(f),_has_parents(f)
     except csv.Error as e: raise HierarchyError(f'{f}: this is not CSV: {e}') from None
@@ -72,7 +72,7 @@ def _read_json_classes(f):
     if not all(isinstance(d.get(k), list) for k in ('names','costs')): raise HierarchyError(f'{f}: `names` and `costs` must be lists')
     return CostMatrix(d['costs'], d['names'], warn=False)
 
-# %% ../nbs/38_saving.ipynb #b7f41cc5
+# %% ../nbs/38_saving.ipynb #349c4835
 def read_classes(
     f # a .csv or .json file, or the name of a tree of the library
 ):
@@ -85,7 +85,7 @@ def read_classes(
         return named_costs(f) if f=='digits_chain' else Hierarchy.named(str(f))
     except OSError as e: raise HierarchyError(f'{f}: this file cannot be read: {e.strerror or e}') from None
 
-# %% ../nbs/38_saving.ipynb #bd797219
+# %% ../nbs/38_saving.ipynb #72b8c980
 def classes_json(h):
     "The `Hierarchy` or `CostMatrix` `h` as JSON"
     if isinstance(h, Hierarchy): return h.to_json()
@@ -98,7 +98,7 @@ def _classes_of(text, where):
     try: return CostMatrix(*itemgetter('costs','names')(json.loads(text)), warn=False)
     except (KeyError,TypeError,json.JSONDecodeError) as e: raise HierarchyError(f'{where}: these are no costs: {e}') from None
 
-# %% ../nbs/38_saving.ipynb #63675807
+# %% ../nbs/38_saving.ipynb #611dccf9
 def _few(items, n=3): items = list(items); return ', '.join(items[:n]) + (f' and {len(items)-n} more' if len(items)>n else '')
 
 def _moves(old, new):
@@ -111,7 +111,7 @@ def _moves(old, new):
     edges = [p for p in {**old.weights, **new.weights} if p in old.nodes and p in new.nodes and old.weights.get(p, 1)!=new.weights.get(p, 1)]
     return moved + [f"the edge above {'/'.join(p)!r} weighed {old.weights.get(p, 1):g} and weighs {new.weights.get(p, 1):g}" for p in edges]
 
-# %% ../nbs/38_saving.ipynb #1b67bf99
+# %% ../nbs/38_saving.ipynb #250bf42b
 def tree_difference(
     old, # the `Hierarchy` or `CostMatrix` of training
     new  # the one of today
@@ -123,7 +123,7 @@ def tree_difference(
     if isinstance(old, Hierarchy) or not gone: says += [_few(o) for o in [_moves(old, new)] if o]
     return '; '.join(says) or ('the classes are in another order' if old.leaves!=new.leaves else '')
 
-# %% ../nbs/38_saving.ipynb #e105f4b0
+# %% ../nbs/38_saving.ipynb #f5d26225
 _distances = {**distances, 'squared_cosine': squared_cosine}
 
 def _distance_name(f):
@@ -139,7 +139,7 @@ def _frame_head(m, n_classes):
     head.__class__,head.log_scale = FrameHead,nn.Parameter(torch.zeros(()))
     return head
 
-# %% ../nbs/38_saving.ipynb #b1c310b7
+# %% ../nbs/38_saving.ipynb #a1537105
 _heads = dict( # what is kept of a head, and the function of the hierarchy and these that makes it again
     LinearHead=(lambda o: dict(m=o.in_features, n_classes=o.out_features, bias=o.bias is not None), lambda h, **kw: LinearHead(**kw)),
     PrototypeHead=(lambda o: dict(m=o.m, n_protos=len(o.protos), n_classes=o.n_classes, distance=_distance_name(o.distance), learn=o.protos.requires_grad),
@@ -156,7 +156,7 @@ def head_settings(
     if name not in _heads: raise ModelError(f"A {name} cannot be saved by name; the heads that can are {', '.join(_heads)}. `torch.save(learn.model.state_dict(), file)` keeps the weights")
     return dict(type=name, **_heads[name][0](head))
 
-# %% ../nbs/38_saving.ipynb #6986a4b7
+# %% ../nbs/38_saving.ipynb #0de0a771
 def make_head(
     settings, # from `head_settings`
     h # the `Hierarchy` or `CostMatrix` of the classes
@@ -169,7 +169,7 @@ def make_head(
     except HierarchyError: raise
     except Exception as e: raise ModelError(f"The settings of the head, {settings}, are not those of a {name}: {e}") from None
 
-# %% ../nbs/38_saving.ipynb #4a801480
+# %% ../nbs/38_saving.ipynb #f7882eda
 ARCHS = dict(thin_resnet=thin_resnet, resnet18_32=resnet18_32, convnet=partial(convnet, m=64), resnet18_224=lambda n_in=3: resnet18_224(pretrained=False))
 
 def _timm_names():
@@ -188,7 +188,7 @@ def known_arch(
     lost = '' if timm else "; timm, which has many more, is not installed: pip install 'hierproto[timm]'"
     raise ModelError(f"No architecture is called {arch!r}{f' (did you mean {near}?)' if near else ''}{lost}. One of your own is given to `load_model` as `body`")
 
-# %% ../nbs/38_saving.ipynb #08e6e70d
+# %% ../nbs/38_saving.ipynb #1f81d9c0
 def arch_name(
     arch, # a name, or a function of torchvision or of the library
 ):
@@ -208,7 +208,7 @@ def make_body(
     if arch=='resnet18_224' and n_in!=3: raise ModelError(f'resnet18_224 takes pictures of 3 channels, not {n_in}')
     return ARCHS[arch](**kwargs, **({} if arch=='resnet18_224' else dict(n_in=n_in)))
 
-# %% ../nbs/38_saving.ipynb #cb49aa35
+# %% ../nbs/38_saving.ipynb #801c5efd
 def _is_embedder(o): return isinstance(o, nn.Sequential) and len(o)>0 and all(isinstance(l, (MeanPool,LinearHead,EmbedNorm)) for l in o[1:])
 
 def embedder_settings(
@@ -222,14 +222,14 @@ def embedder_settings(
     return dict(n_in=n_in, pool=any(isinstance(o, MeanPool) for o in emb[1:]), project=linear is not None,
                 norm=any(isinstance(o, EmbedNorm) for o in emb[1:]), **sizes)
 
-# %% ../nbs/38_saving.ipynb #49289a78
+# %% ../nbs/38_saving.ipynb #ccfaaff6
 def _transforms(dl): return [o for k in ('after_item','after_batch') for o in L(getattr(getattr(dl, k, None), 'fs', None))]
 
 def _known_transform(o):
     plain = isinstance(o, (ToTensor,IntToFloatTensor,Normalize)) or type(o) is Resize or getattr(o, 'split_idx', None)==0
     return plain or (isinstance(o, AffineCoordTfm) and o.size is None)
 
-# %% ../nbs/38_saving.ipynb #55e53806
+# %% ../nbs/38_saving.ipynb #dce3d453
 def image_settings(
     dls # `DataLoaders`
 ):
@@ -243,7 +243,7 @@ def image_settings(
     if len(stats['mean'])!=x.shape[1]: stats = {k: v*x.shape[1] for k,v in stats.items()}
     return dict(channels=x.shape[1], size=list(x.shape[-2:]), resize=resize.method if resize else ResizeMethod.Squish, pad=resize.pad_mode if resize else 'reflection', **stats)
 
-# %% ../nbs/38_saving.ipynb #0005fdf3
+# %% ../nbs/38_saving.ipynb #538b0714
 def read_picture(
     o, # a file, a PIL image, or an array (H, W[, 3]) of bytes
     channels=3 # 1 or 3
@@ -257,7 +257,7 @@ def read_picture(
     except (OSError,ValueError,TypeError,SyntaxError,EOFError,AttributeError,Image.DecompressionBombError) as e:
         raise PictureError(f'{o if isinstance(o, (str,Path)) else type(o).__name__}: this is no picture that can be read ({e})') from None
 
-# %% ../nbs/38_saving.ipynb #b71341c8
+# %% ../nbs/38_saving.ipynb #c7f0cab1
 def picture_tensor(
     o, # see `read_picture`
     channels, size, resize='squish', pad='reflection', **_ # as `image_settings` gives them
@@ -266,7 +266,7 @@ def picture_tensor(
     img = Resize(tuple(size), resize, pad)(read_picture(o, channels), split_idx=1)
     return image2tensor(img).float()/255
 
-# %% ../nbs/38_saving.ipynb #e7d4a8af
+# %% ../nbs/38_saving.ipynb #74fe2915
 class ChannelNorm(nn.Module):
     "Subtract `mean` and divide by `std`, channel by channel"
     def __init__(self, mean, std):
@@ -282,7 +282,7 @@ class Predictor:
         self.norm = ChannelNorm(im['mean'], im['std']) if im else nn.Identity()
     def __repr__(self): return f"Predictor: {self.settings.get('method') or 'a model'} on {self.settings.get('arch') or 'a body of your own'}, {len(self.h)} classes"
 
-# %% ../nbs/38_saving.ipynb #fd984705
+# %% ../nbs/38_saving.ipynb #11d39137
 @patch
 def batch(self:Predictor, images):
     "The pictures `images` as one tensor, not yet normalised"
@@ -300,7 +300,7 @@ def _checked(self:Predictor, x):
     if want and list(x.shape[1:])!=want: raise PictureError(f"a batch of shape {tuple(x.shape)}, where the model takes (N, {', '.join(map(str, want))})")
     return x.as_subclass(torch.Tensor)
 
-# %% ../nbs/38_saving.ipynb #121408ed
+# %% ../nbs/38_saving.ipynb #8bf7f763
 @patch
 @torch.no_grad()
 def scores(self:Predictor,
@@ -312,7 +312,7 @@ def scores(self:Predictor,
     if not len(images): self.batch(images)
     return torch.cat([self.model(self.norm(self.batch(o))) for o in chunked(images, bs)])
 
-# %% ../nbs/38_saving.ipynb #269a6ba5
+# %% ../nbs/38_saving.ipynb #1920fbda
 _rules = dict(argmax=lambda h, t: argmax_rule, crm=lambda h, t: CRM(h), back_off=lambda h, t: BackOff(as_tree(h, 'the rule back_off'), t))
 
 def get_rule(
@@ -325,7 +325,7 @@ def get_rule(
     if not 0<=threshold<=1: raise ModelError(f'The threshold {threshold} is no probability between 0 and 1')
     return _rules[rule](h, threshold)
 
-# %% ../nbs/38_saving.ipynb #47cbe861
+# %% ../nbs/38_saving.ipynb #e5bd0cc5
 @patch
 def paths(self:Predictor,
     scores, # (N, K), from `scores`
@@ -347,7 +347,7 @@ def predict(self:Predictor,
     "For each of `images` the path of classes with probabilities, from the largest group down to the answer"
     return self.paths(self.scores(images), rule, threshold)
 
-# %% ../nbs/38_saving.ipynb #a9d1b1f5
+# %% ../nbs/38_saving.ipynb #180f090c
 def _versions():
     def of(n):
         try: return version(n)
@@ -362,7 +362,7 @@ def _hierarchy_of(learn, h):
     if not isinstance(h, (Hierarchy,CostMatrix)): h = CostMatrix(h, vocab, warn=False)
     return h.align(vocab) if vocab else h
 
-# %% ../nbs/38_saving.ipynb #74a9c5e2
+# %% ../nbs/38_saving.ipynb #9064bfdf
 def _find_arch(learn, arch):
     "The name of the body of `learn`, None if there is none"
     arch,body = ifnone(arch, getattr(learn, 'arch', None)),learn.model[0][0] if _is_embedder(learn.model[0]) else None
@@ -388,7 +388,7 @@ def as_predictor(
 
 _format = 'hierproto-model-1'
 
-# %% ../nbs/38_saving.ipynb #033d845c
+# %% ../nbs/38_saving.ipynb #6a5a50cb
 def _write_model(p, folder):
     "The three files of the predictor `p`, into `folder`"
     tensors = {k: v.detach().contiguous().clone() for k,v in p.model.state_dict().items()}
@@ -400,7 +400,7 @@ def _example_batch(p, n=2):
     im = p.settings.get('images')
     return torch.rand(n, im['channels'], *im['size'], generator=torch.Generator().manual_seed(0)) if im else None
 
-# %% ../nbs/38_saving.ipynb #d96b939c
+# %% ../nbs/38_saving.ipynb #79c79d0e
 def save_model(
     learn, # a `Learner`, or a `Predictor`
     folder, # where to; made if need be
@@ -422,7 +422,7 @@ def save_model(
     finally: shutil.rmtree(new, ignore_errors=True)
     return folder
 
-# %% ../nbs/38_saving.ipynb #c71e5539
+# %% ../nbs/38_saving.ipynb #fe6175db
 def _read_back(p, folder):
     "Complain unless the files of `p` in `folder` make the same model again"
     s,x = p.settings,_example_batch(p)
@@ -431,7 +431,7 @@ def _read_back(p, folder):
     if x is not None and not torch.allclose(again.scores(x), p.scores(x), atol=1e-4, rtol=1e-4):
         raise ModelError(f"{s['arch']} takes the weights of the body, but gives other scores: is this its architecture?")
 
-# %% ../nbs/38_saving.ipynb #42ed1c01
+# %% ../nbs/38_saving.ipynb #381b9856
 def _read_settings(folder):
     f = folder/'settings.json'
     if not folder.is_dir(): raise ModelError(f'{folder}: there is no such folder')
@@ -441,12 +441,12 @@ def _read_settings(folder):
     except (ValueError,RecursionError) as e: raise ModelError(f'{f}: this is not JSON: {e}') from None
     if not isinstance(s, dict) or s.get('format')!=_format: raise ModelError(f"{f}: the format is {s.get('format') if isinstance(s, dict) else None!r}, and should be {_format!r}")
     types = dict(vocab=list, head=dict, fingerprint=str, rule=str, arch_args=dict)
-    bad = [k for k,t in types.items() if not isinstance(s.get(k), t)]
+    bad = [k for k,t in types.items() if not isinstance(s.get(k), t)] + ['embedder']*(not isinstance(s.get('embedder'), (dict,type(None))))
     if bad: raise ModelError(f"{f}: {', '.join(map(repr, bad))} {'is' if len(bad)==1 else 'are'} missing or of the wrong kind")
     _check_images(s.get('images'), f)
     return s
 
-# %% ../nbs/38_saving.ipynb #0369f5ad
+# %% ../nbs/38_saving.ipynb #ebaf606e
 def _check_images(im, f):
     if im is None: return
     whole = lambda o: type(o) is int and 0<o<=10_000
@@ -456,7 +456,7 @@ def _check_images(im, f):
           and im.get('resize') in ('squish','crop','pad') and im.get('pad') in ('reflection','zeros','border'))
     if not ok: raise ModelError(f'{f}: `images` must hold channels, size, resize, pad, and a mean and std for each channel, not {im}')
 
-# %% ../nbs/38_saving.ipynb #0bc2dec0
+# %% ../nbs/38_saving.ipynb #10d0bc3e
 def _read_weights(f):
     "Tensors and metadata of the safetensors file `f`"
     try:
@@ -472,7 +472,7 @@ def _check_tree(h, s, meta, where):
     what = tree_difference(old, now) if old is not None else f"the fingerprint is {now.fingerprint} and was {s['fingerprint']}"
     raise HierarchyError(f"{where}: the hierarchy is not the one the model was trained with: {what}. Take the hierarchy of training, or train again")
 
-# %% ../nbs/38_saving.ipynb #3cb6b1b6
+# %% ../nbs/38_saving.ipynb #77d9fd84
 def _load_weights(model, tensors, where):
     want = model.state_dict()
     missing,extra = [k for k in want if k not in tensors],[k for k in tensors if k not in want]
@@ -491,7 +491,6 @@ def _check_size(s, tensors, where):
 
 def _make_model(s, h, body):
     e = s.get('embedder')
-    if not isinstance(e, (dict,type(None))): raise ModelError(f'settings.json: `embedder` is {e!r}')
     if body is None and (s.get('arch') is None or e is None): raise ModelError("The body of this model is of somebody's own making: give the module, untrained, as `body`")
     if e is None: return nn.Sequential(body, make_head(s['head'], h))
     try:
@@ -500,7 +499,7 @@ def _make_model(s, h, body):
     except (ModelError,HierarchyError): raise
     except Exception as err: raise ModelError(f"settings.json: {s['arch']} cannot be made with {e} and {s['arch_args']}: {err}") from None
 
-# %% ../nbs/38_saving.ipynb #3aa1fcff
+# %% ../nbs/38_saving.ipynb #f032019e
 def load_model(
     folder, # written by `save_model` or hierproto_fit
     hierarchy=None, # the classes of today, checked against those of training: a `Hierarchy`, a `CostMatrix` or a file
@@ -519,7 +518,7 @@ def load_model(
     _load_weights(model, tensors, folder/'model.safetensors')
     return Predictor(model, h, s)
 
-# %% ../nbs/38_saving.ipynb #19884c02
+# %% ../nbs/38_saving.ipynb #0d94f561
 def load_pickle(
     path, # a file written by `learn.export`
     cpu=True # load onto the CPU?
@@ -528,7 +527,7 @@ def load_pickle(
     warnings.warn(f'{path} is a pickle, and loading it runs whatever program its author put into it. `save_model` and `load_model` do without')
     with warnings.catch_warnings(): warnings.simplefilter('ignore'); return load_learner(path, cpu=cpu)
 
-# %% ../nbs/38_saving.ipynb #49406563
+# %% ../nbs/38_saving.ipynb #bfb4632e
 class Answers(nn.Module):
     "Pictures to scores, probabilities of all nodes of `h` (of the classes, without a tree) and the answers of `rule`"
     def __init__(self, model, norm, h, rule):
@@ -536,7 +535,7 @@ class Answers(nn.Module):
         self.norm,self.model,self.rule,self.probs = norm,model,rule,SubtreeProbs(h) if isinstance(h, Hierarchy) else nn.Softmax(1)
     def forward(self, images): s = self.model(self.norm(images)); return s,self.probs(s),self.rule(s)
 
-# %% ../nbs/38_saving.ipynb #10635a27
+# %% ../nbs/38_saving.ipynb #a7f49d39
 class _PlainYOLO(nn.Module):
     "The scores of a `YOLOHead` by plain indexing"
     def __init__(self, head, h):
@@ -551,7 +550,7 @@ class _PlainYOLO(nn.Module):
         cond = z-lse[...,self.group]
         return torch.cat([cond, torch.zeros_like(z[...,:1])], -1)[...,self.ways].sum(-1).movedim(-1, 1)
 
-# %% ../nbs/38_saving.ipynb #3fe497be
+# %% ../nbs/38_saving.ipynb #3e092a77
 def _graph(p, rule, threshold):
     "The module to export for the predictor `p`"
     body,head = deepcopy(p.model)
@@ -563,7 +562,7 @@ def _metadata(p, rule, threshold):
     return dict(classes=json.dumps(p.h.leaves, ensure_ascii=False), answers=json.dumps(nodes, ensure_ascii=False), hierarchy=classes_json(p.h), fingerprint=p.h.fingerprint,
                 settings=json.dumps(p.settings, ensure_ascii=False), rule=rule, threshold=str(threshold))
 
-# %% ../nbs/38_saving.ipynb #21d6bff4
+# %% ../nbs/38_saving.ipynb #15d886a2
 def _onnx_check(f, graph, p, eps=1e-4):
     import onnxruntime
     run = onnxruntime.InferenceSession(str(f), providers=['CPUExecutionProvider'])
@@ -574,7 +573,7 @@ def _onnx_check(f, graph, p, eps=1e-4):
         off = max(((a-b).abs().max()/b.abs().max().clamp(min=1)).item() for a,b in zip(got[:2], want[:2]))
         if off>eps: raise ModelError(f'The exported model differs from the original by {off:.1e}, more than {eps:g}')
 
-# %% ../nbs/38_saving.ipynb #6cde705e
+# %% ../nbs/38_saving.ipynb #e094d60f
 def export_onnx(
     learn, # a `Learner`, or a `Predictor`
     path, # the file to write
