@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
 from hierproto.audit import audit, run_program
 from hierproto.fit import fit, predict
-from hierproto.saving import ModelError, export_onnx, get_rule, load_model, save_model
+from hierproto.saving import ModelError, PictureError, export_onnx, get_rule, load_model, save_model
 
 FAST = ['--arch', 'convnet', '--epochs', '3', '--lr', '1e-2', '--m', '16', '--quiet']
 
@@ -198,6 +198,24 @@ def test_every_method_is_saved_and_loaded(learners, tmp_path):
         assert torch.allclose(p.scores(x), want, atol=1e-5), method
         rule = 'crm' if method.endswith('_crm') else 'argmax'
         assert p.settings['rule'] == rule and [o.names[-1] for o in p.predict(x[:5])] == [p.h.leaves[k] for k in get_rule(rule, p.h)(want[:5])]
+
+
+def test_odd_settings(learners, tmp_path):
+    "Settings with entries replaced or lost load a model that predicts, or are refused with one of our errors"
+    import random
+    rng, values = random.Random(0), [None, 0, -1, 10**12, 1.5, float('nan'), 'x', '', [], {}, True, [1, 2], {'a': 1}, 'resnet18', '../x', 'hf-hub:a/b', 'LinearHead', 'YOLOHead', 'FrameHead']
+    f = save_model(learners[0]('gp_disto'), tmp_path/'m', 'convnet')/'settings.json'
+    whole, refused = json.loads(f.read_text()), 0
+    for i in range(200):
+        s = json.loads(json.dumps(whole)); d = s; k = rng.choice(list(d))
+        while isinstance(d[k], dict) and d[k] and rng.random() < .8: d = d[k]; k = rng.choice(list(d))
+        if i == 0: d, k = s, 'embedder'
+        if rng.random() < .15: del d[k]
+        else: d[k] = 1.5 if i == 0 else rng.choice(values)
+        f.write_text(json.dumps(s))
+        try: assert len(load_model(f.parent).predict(learners[1][:2])) == 2
+        except (ModelError, HierarchyError, PictureError): refused += 1
+    assert refused > 100
 
 
 @pytest.mark.parametrize('method,rule', [('gp_disto', 'argmax'), ('cross_entropy', 'back_off'), ('yolo', 'crm'), ('hyperspherical_learnt', 'crm'), ('deep_ncm', 'back_off'), ('frame', 'argmax'), ('gp_disto_huber', 'crm')])
