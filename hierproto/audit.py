@@ -7,7 +7,7 @@ __all__ = ['PredictionsError', 'Predictions', 'read_predictions', 'measures', 'a
            'plot_fit', 'interpretation', 'plot_report', 'costly', 'html_report', 'run_program', 'write_text', 'audit',
            'audit_cli']
 
-# %% ../nbs/43_audit.ipynb #df89deb9
+# %% ../nbs/43_audit.ipynb #36eb76a1
 import base64, csv, difflib, html, io, os, sys, warnings
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -22,7 +22,7 @@ from .learner import HierInterpretation
 from .inference import *
 from .saving import *
 
-# %% ../nbs/43_audit.ipynb #c301f015
+# %% ../nbs/43_audit.ipynb #2f93d004
 class PredictionsError(ValueError):
     "A table of predictions that cannot be used, and why"
 
@@ -37,7 +37,7 @@ class Predictions:
     def __len__(self): return len(self.targets)
     def by(self, rule): "The same samples, decided by the function `rule` of scores"; return Predictions(self.targets, self.h, rule(self.scores), self.scores.softmax(1), self.files)
 
-# %% ../nbs/43_audit.ipynb #b055bb25
+# %% ../nbs/43_audit.ipynb #bafe7db8
 def _tidy(o): return ' '.join(str(o).split())
 
 def _header(f):
@@ -54,7 +54,7 @@ def _index(h):
     "Numbers of the classes by name, and by path in a tree"
     return {**({'/'.join(h.nodes[k]): k for k in range(len(h))} if isinstance(h, Hierarchy) else {}), **{n: k for k,n in enumerate(h.leaves)}}
 
-# %% ../nbs/43_audit.ipynb #d56f127f
+# %% ../nbs/43_audit.ipynb #4f31d15c
 def _table(f, head):
     "The CSV file `f` as a DataFrame: names as text, anything else as numbers where possible"
     text = {k: str for k in ('target','prediction','file') if k in head}
@@ -76,7 +76,7 @@ def _labels(col, index, h, f):
     more = col[at.isna()].nunique()-1
     raise PredictionsError(f"{f}, row {i+1}: {'the cell is empty' if o=='' else f'no class is called {o!r}'} (column {col.name!r}{f', and {more} more such names' if more else ''}); {hint}")
 
-# %% ../nbs/43_audit.ipynb #0c596acf
+# %% ../nbs/43_audit.ipynb #4ad4ad00
 def _columns(head, index, f):
     "The column of each class, or None if there are none"
     of = {index[c]: c for c in head if c in index and c not in ('target','prediction','file')}
@@ -99,7 +99,7 @@ def _probs(df, cols, f, scores):
     if off.any(): i = int(off.int().argmax()); raise PredictionsError(f'{f}, row {i+1}: the probabilities add up to {P[i].sum():.4g}, not to 1; if these are scores, say --scores')
     return P/P.sum(1, keepdim=True)
 
-# %% ../nbs/43_audit.ipynb #fb3a41fa
+# %% ../nbs/43_audit.ipynb #4f37d044
 def read_predictions(
     f, # a CSV file
     h, # the `Hierarchy` or `CostMatrix` of the classes
@@ -114,7 +114,7 @@ def read_predictions(
     notes = [f"{Path(f).name}: not used: the column{'s'*(len(extra)>1)} {', '.join(map(repr, extra[:8]))}"] if extra else []
     return Predictions(targets, h, preds, _probs(df, cols, f, scores) if cols else None, list(df['file']) if 'file' in head else None, notes)
 
-# %% ../nbs/43_audit.ipynb #d81239a9
+# %% ../nbs/43_audit.ipynb #ae0cbabc
 _columns_of = dict(error_rate='error rate %', average_cost='AHC', mistake_severity='severity')
 
 def measures(
@@ -134,7 +134,7 @@ def audit_table(
     for n,p in runs.items() if crm_row else (): rows |= {f'{n}, least expected cost': measures(p.by(CRM(p.h)))} if p.scores is not None else {}
     return pd.DataFrame(rows).T
 
-# %% ../nbs/43_audit.ipynb #40fd3b65
+# %% ../nbs/43_audit.ipynb #e6dc1bb3
 def shuffled_costs(
     p, # `Predictions`
     n=1000, # number of permutations
@@ -146,7 +146,7 @@ def shuffled_costs(
     k,l = pairs//K,pairs%K
     return np.array([(D[s[k],s[l]]*c).sum() for s in (rng.permutation(K) for _ in range(n))])/len(p)
 
-# %% ../nbs/43_audit.ipynb #59e3bd89
+# %% ../nbs/43_audit.ipynb #056f0570
 def tree_fit(
     p, # `Predictions`
     n=1000, # number of permutations
@@ -164,7 +164,7 @@ def _verdict(share, true, s, mistakes):
     how = 'more than most shuffled ones' if share>=.95 else 'no less than many shuffled ones'
     return f'CAUTION: the hierarchy costs {how} ({100*share:.0f}% of them cost as little). Either the model confuses classes for other reasons than likeness, or names and places in the hierarchy do not belong together: check it.'
 
-# %% ../nbs/43_audit.ipynb #2ff94564
+# %% ../nbs/43_audit.ipynb #fe4a1cd0
 def plot_fit(
     fit, # from `tree_fit`
     ax=None # an axis
@@ -176,7 +176,7 @@ def plot_fit(
     ax.axvline(fit.true, c='tab:red', lw=2, label='as given'); ax.set(xlabel='AHC', yticks=[], ylim=(0, 1.35*ax.get_ylim()[1])); ax.legend(frameon=False, ncols=2, loc='upper center')
     return ax
 
-# %% ../nbs/43_audit.ipynb #f55cb93d
+# %% ../nbs/43_audit.ipynb #6586fe8d
 def interpretation(p):
     "The `HierInterpretation` of `Predictions`"
     none = SimpleNamespace(loss_func=None)
@@ -188,7 +188,7 @@ def _clip(name, most=32): return name if len(name)<=most else name[:most-1]+'…
 def _plain_text():
     with plt.rc_context({'text.parse_math': False}), warnings.catch_warnings(): warnings.simplefilter('ignore'); yield
 
-# %% ../nbs/43_audit.ipynb #99e87729
+# %% ../nbs/43_audit.ipynb #9193cdc1
 def _png(fig, dpi=100):
     "The figure `fig` as a data URI"
     f = io.BytesIO(); fig.savefig(f, format='png', dpi=dpi, bbox_inches='tight'); plt.close(fig)
@@ -207,7 +207,7 @@ def _short_tree(h, most=40):
     long = {n: f'{n[:most-6]}…{i}' for i,n in enumerate(sorted({n for p in h.nodes for n in p if len(n)>most}))}
     return Hierarchy([tuple(long.get(n, n) for n in p) for p in h.nodes[:len(h)]])
 
-# %% ../nbs/43_audit.ipynb #4801ae3b
+# %% ../nbs/43_audit.ipynb #8154bf2c
 def plot_report(
     p, # `Predictions`
     fit=None # from `tree_fit`
@@ -227,7 +227,7 @@ def _plot_costs(h):
     if len(h)<=40: ax.set_xticks(range(len(h)), names, rotation=90); ax.set_yticks(range(len(h)), names)
     return ax
 
-# %% ../nbs/43_audit.ipynb #2fa74b42
+# %% ../nbs/43_audit.ipynb #e95cea9d
 def costly(
     p, # `Predictions`
     k=10, # how many confusions
@@ -240,10 +240,10 @@ def costly(
     def find(r): at = ((p.targets==number[r.true])&(p.preds==number[r.predicted])).nonzero()[:examples,0].tolist(); return [p.files[i] for i in at]
     return t.assign(examples=[find(r) for r in t.itertuples()])
 
-# %% ../nbs/43_audit.ipynb #2d0084cf
+# %% ../nbs/43_audit.ipynb #0efaaab3
 _style = '''body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}h1,h2{line-height:1.2}h2{margin-top:2.5rem}
 table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right;font-variant-numeric:tabular-nums}th:first-child,td:first-child,.names td:nth-child(-n+2){text-align:left}
-img{max-width:100%}.ex{text-align:left!important}.ex img{height:72px;margin-right:4px;image-rendering:pixelated}.note{color:#666;font-size:.9rem}.says{border-left:4px solid #c55;padding-left:1rem}'''
+img{max-width:100%}.ex{text-align:left!important;white-space:nowrap}.ex img{height:72px;margin-right:4px;image-rendering:pixelated}.note{color:#666;font-size:.9rem}.says{border-left:4px solid #c55;padding-left:1rem}'''
 
 def _page(title, body):
     e = html.escape
@@ -255,7 +255,7 @@ def _page(title, body):
 </body></html>
 '''
 
-# %% ../nbs/43_audit.ipynb #76cb163e
+# %% ../nbs/43_audit.ipynb #6b0487c3
 def _number(o): return '–' if o!=o else f'{o:.2f}'
 def _num_table(t): return t.to_html(escape=True, border=0, float_format=_number, na_rep='–')
 
@@ -268,7 +268,7 @@ def _costly_html(t):
     head = ''.join(f'<th>{o}</th>' for o in ('true','taken for','times','cost of each','together',*['examples']*('examples' in t)))
     return f'<table class="names"><tr>{head}</tr>{"".join(row(r) for r in t.to_dict("records"))}</table>'
 
-# %% ../nbs/43_audit.ipynb #29ad040a
+# %% ../nbs/43_audit.ipynb #3a5b1a8d
 def html_report(
     runs, # name -> `Predictions`; the first is reported on, others are compared in the table
     title='Audit', # of the page
@@ -288,7 +288,7 @@ def html_report(
     foot = [*p.notes, *notes, f"Made by hierproto {version('hierproto')}."]
     return _page(title, '\n'.join(says)+''.join(f'<p class=note>{html.escape(str(o))}</p>' for o in foot))
 
-# %% ../nbs/43_audit.ipynb #30976b6e
+# %% ../nbs/43_audit.ipynb #e3456c19
 def _gain(p, t):
     "A paragraph on what decisions by conditional risk would save"
     if p.scores is None: return '<p class=note>With a column of probabilities for each class, this page would also say what another decision rule saves.</p>'
@@ -298,7 +298,7 @@ def _gain(p, t):
     what = f'would lower the cost from {own:.3f} to {other:.3f}, by {100*save/own:.1f}%' if save>1e-9 else f'would save nothing ({other:.3f} instead of {own:.3f})'
     return f'<h2>What another rule would gain</h2><p>Answering with the class of least expected cost (conditional risk minimisation) {what}. It trusts the probabilities, whose calibration error is {100*ece:.1f} points.</p>'
 
-# %% ../nbs/43_audit.ipynb #5d7c9fff
+# %% ../nbs/43_audit.ipynb #e368c9db
 def run_program(
     f, # a function with docments
     name, # of the program
@@ -318,7 +318,7 @@ def write_text(text, f):
     try: new.write_text(text, encoding='utf-8'); os.replace(new, f)
     finally: new.unlink(missing_ok=True)
 
-# %% ../nbs/43_audit.ipynb #da89927a
+# %% ../nbs/43_audit.ipynb #77ac5085
 def audit(
     predictions:str, # CSV file, a row a sample: columns `target` and `prediction`, or `target` and a probability for each class
     classes:str,     # CSV or JSON file of the tree (a row a class, a column a level) or of a cost matrix, or the name of a tree of the library
