@@ -28,7 +28,14 @@ class PredictionsError(ValueError):
 
 class Predictions:
     "True classes `targets` and predicted ones, as numbers of the leaves of `h`; with probabilities (N, K) and files of pictures, if there are any"
-    def __init__(self, targets, h, preds=None, probs=None, files=None, notes=()):
+    def __init__(self,
+        targets, # numbers of the true classes
+        h, # a `Hierarchy` or `CostMatrix`
+        preds=None, # numbers of the predicted classes; the most probable ones unless given
+        probs=None, # probabilities (N, K)
+        files=None, # files of the pictures
+        notes=() # what was left out, in words
+    ):
         if probs is None and preds is None: raise PredictionsError('predictions need labels or probabilities')
         self.targets,self.h,self.files,self.notes = torch.as_tensor(targets).long(),h,files,list(notes)
         self.scores = None if probs is None else torch.as_tensor(probs).float().clamp(min=1e-38).log() # so that softmax gives them back
@@ -177,7 +184,9 @@ def plot_fit(
     return ax
 
 # %% ../nbs/43_audit.ipynb #6586fe8d
-def interpretation(p):
+def interpretation(
+    p # `Predictions`
+):
     "The `HierInterpretation` of `Predictions`"
     none = SimpleNamespace(loss_func=None)
     return HierInterpretation(none, SimpleNamespace(vocab=[_clip(n) for n in p.h.leaves]), torch.zeros(len(p)), None, p.h, p.targets, p.preds)

@@ -81,7 +81,12 @@ MEASURES = {}
 
 class Measure:
     "One row of the table: how to build `ours` and `theirs` at each of its sizes"
-    def __init__(self, make, against, sizes, rounds): store_attr()
+    def __init__(self,
+        make,    # a function of a size that returns `ours, theirs`
+        against, # in words, what it is measured against
+        sizes,   # a dict from a size to its goal
+        rounds   # how many pairs of timings
+    ): store_attr()
     def __call__(self, *size): return self.make(*size)
 
 def measure(
@@ -134,7 +139,10 @@ def _guide(protos, loss):
     def f(): protos.grad = None; loss(protos).backward()
     return f
 
-def broadcast_disto_loss(protos, D):
+def broadcast_disto_loss(
+    protos, # (K, m)
+    D       # costs (K, K)
+):
     "Eq. 6 at its optimal scale as one writes it first: every difference of two prototypes is kept"
     K = len(protos)
     d = ((protos[:,None] - protos[None])**2).sum(-1).add(torch.eye(K)).sqrt()

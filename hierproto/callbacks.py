@@ -56,7 +56,9 @@ def align_costs(
 # %% ../nbs/04_callbacks.ipynb #b7a49970
 guides = dict(disto=disto_loss, rank=rank_loss, sampled=sampled_disto_loss)
 
-def get_guide(guide):
+def get_guide(
+    guide # a name, or a function
+):
     "The function that a name in `guides` stands for; a function stands for itself"
     if callable(guide): return guide
     if guide not in guides: raise ValueError(f"no guide is called {guide!r}; there are {', '.join(guides)}, or give a function")

@@ -7,14 +7,14 @@ __all__ = ['distances', 'euclidean', 'squared', 'pseudo_huber', 'cosine', 'get_d
            'optimal_scale', 'scale_free_distortion', 'smooth_scale', 'disto_loss', 'rank_loss', 'RunningScale',
            'sampled_disto_loss', 'embed_metric']
 
-# %% ../nbs/01_distortion.ipynb #d18136fd
+# %% ../nbs/01_distortion.ipynb #e5b2e5e2
 import functools, math
 import torch, torch.nn.functional as F
 from fastprogress.fastprogress import progress_bar
 from torch import nn
 from .hierarchy import *
 
-# %% ../nbs/01_distortion.ipynb #23154c73
+# %% ../nbs/01_distortion.ipynb #1aebcd52
 def _unit(x):
     "Vectors of length one in the directions of `x`; zero for zero"
     a = x.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_ones(())
@@ -29,40 +29,42 @@ _paired = dict(
     pseudo_huber = lambda x, y: _huber((x-y).square().sum(-1)),
     cosine       = lambda x, y: 1 - (_unit(x)*_unit(y)).sum(-1))
 
-# %% ../nbs/01_distortion.ipynb #30a1675b
+# %% ../nbs/01_distortion.ipynb #ea720be8
 def _squares(x, y):
-    "Squared distances by one matrix product, the origin in the middle of `y`"
-    c = y.mean(0); x, y = x-c, y-c
+    "Squared distances by one matrix product, for points around the origin"
     nx, ny = (torch.linalg.vector_norm(o, dim=1).square() for o in (x, y))
     return torch.addmm(ny, x, y.t(), alpha=-2).add_(nx[:,None]).clamp_min_(0)
 
-# %% ../nbs/01_distortion.ipynb #92b6caac
+# %% ../nbs/01_distortion.ipynb #19b4a8b4
 def _self_squares(x):
     "Squared distances among the rows of `x`"
     x = x - x[:1]; x = x - x.mean(0)
     G = x@x.t(); n = G.diagonal()
     return (n + n[:,None]).sub_(G, alpha=2).clamp_min_(0)
 
-# %% ../nbs/01_distortion.ipynb #5d5f22c0
+# %% ../nbs/01_distortion.ipynb #10729036
 def _pull(w, x, y): return (w.sum(1, keepdim=True)*x).addmm_(w, y, alpha=-1)
 
 class _Distances(torch.autograd.Function):
-    "Euclidean distances (or their squares) that keep only their inputs and their result for the backward pass"
+    "Euclidean distances (or their squares) that keep their inputs, the centred `y` and their result for the backward pass"
     @staticmethod
     def forward(ctx, x, y, root):
-        d = _self_squares(x) if y is None else _squares(x, y)
+        c = mid = None
+        if y is None: d = _self_squares(x)
+        else: c = y.mean(0); mid = y-c; d = _squares(x-c, mid)
         if root: d.sqrt_()
-        ctx.save_for_backward(x, y, d if root else None)
+        ctx.save_for_backward(x, y, c, mid, d if root else None)
         return d
     @staticmethod
     def backward(ctx, g):
-        x, y, d = ctx.saved_tensors
+        x, y, c, mid, d = ctx.saved_tensors
         w = 2*g if d is None else g/F.threshold(d, 0, math.inf)
-        c = (x if y is None else y).detach().mean(0) # far from the origin the two terms of a pull are large and nearly equal
-        x, y = x-c, None if y is None else y-c
+        # far from the origin the two terms of a pull are large and nearly equal, so points are centred here, too; anew if this pass will itself be differentiated
+        if c is None or torch.is_grad_enabled(): c = (x if y is None else y).detach().mean(0); mid = None if y is None else y-c
+        x, y = x-c, mid
         return (_pull(w + w.t(), x, x), None, None) if y is None else (_pull(w, x, y), _pull(w.t(), y, x), None)
 
-# %% ../nbs/01_distortion.ipynb #26f5d295
+# %% ../nbs/01_distortion.ipynb #9a7413ac
 def _full(f):
     "Let `f` of two tensors work in float32 or better, also inside autocast"
     @functools.wraps(f)
@@ -74,7 +76,7 @@ def _full(f):
         with torch.autocast(dev, enabled=False): return f(x, y, *args, **kwargs)
     return _f
 
-# %% ../nbs/01_distortion.ipynb #bfeecee5
+# %% ../nbs/01_distortion.ipynb #9fbce5dc
 @_full
 def euclidean(
     x, # (N, m)
@@ -91,7 +93,7 @@ def squared(
     "Squared Euclidean distances between the rows of `x` and of `y`"
     return _Distances.apply(x, None if y is x else y, False)
 
-# %% ../nbs/01_distortion.ipynb #037e36b3
+# %% ../nbs/01_distortion.ipynb #7ead2803
 def pseudo_huber(
     x, # (N, m)
     y, # (M, m)
@@ -108,7 +110,7 @@ def cosine(
     "One minus the cosine of the angle between the rows of `x` and of `y`"
     return (1 - _unit(x)@_unit(y).t()).clamp_min(0)
 
-# %% ../nbs/01_distortion.ipynb #3b530234
+# %% ../nbs/01_distortion.ipynb #236d8166
 distances = dict(euclidean=euclidean, squared=squared, pseudo_huber=pseudo_huber, cosine=cosine)
 
 def get_distance(
@@ -119,7 +121,7 @@ def get_distance(
     if distance not in distances: raise ValueError(f'no distance is called {distance!r}: give one of {", ".join(distances)}, or a function')
     return distances[distance]
 
-# %% ../nbs/01_distortion.ipynb #90e2eebb
+# %% ../nbs/01_distortion.ipynb #21fe3437
 def pairwise(
     x,                    # (N, m)
     y=None,               # (M, m), or `x` itself when left out
@@ -128,7 +130,7 @@ def pairwise(
     "Distances between all rows of `x` and all rows of `y`"
     return get_distance(distance)(x, x if y is None else y)
 
-# %% ../nbs/01_distortion.ipynb #4d84a914
+# %% ../nbs/01_distortion.ipynb #9e24849e
 def paired(
     x, # (N, m)
     y, # (N, m)
@@ -140,10 +142,10 @@ def paired(
     if name: return _full(_paired[name])(x, y)
     return torch.cat([distance(a, b).diagonal() for a, b in zip(x.split(block), y.split(block))])
 
-# %% ../nbs/01_distortion.ipynb #bf47b8b4
+# %% ../nbs/01_distortion.ipynb #091880f6
 def _off_diagonal(A): K = len(A); return A.flatten()[1:].view(K-1, K+1)[:,:-1]
 
-# %% ../nbs/01_distortion.ipynb #1111cb9d
+# %% ../nbs/01_distortion.ipynb #6f1030e7
 def _costs(protos, D, check=True):
     if check or not isinstance(D, torch.Tensor): D = as_costs(D, hidden=isinstance(D, Hierarchy) and len(protos) == D.n_nodes)
     if D.shape != (len(protos), len(protos)): raise HierarchyError(f'{len(protos)} prototypes for {len(D)} classes: give one prototype a class, or one a node of a Hierarchy')
@@ -156,7 +158,7 @@ def _ratios(protos, D, distance, check=True):
 
 def _mean(a): return a.sum()/max(a.numel(), 1)
 
-# %% ../nbs/01_distortion.ipynb #da1ce57b
+# %% ../nbs/01_distortion.ipynb #d7ea4178
 def distortion(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix
@@ -165,7 +167,7 @@ def distortion(
     "Mean relative difference between the distances of `protos` and the costs `D` (eq. 4)"
     return _mean((_ratios(protos, D, distance) - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #3dcbd428
+# %% ../nbs/01_distortion.ipynb #c5d4354f
 def _best_scale(a):
     "Minimiser of the sum of |s a - 1| (eq. 9); 1 where every `a` is zero"
     b = a.detach().flatten().cpu().double().sort().values
@@ -173,7 +175,7 @@ def _best_scale(a):
     s = 1/b[torch.searchsorted(c, c[-1]/2)] if len(b) and c[-1] > 0 else torch.tensor(1.)
     return s.to(a)
 
-# %% ../nbs/01_distortion.ipynb #eac593a3
+# %% ../nbs/01_distortion.ipynb #fbb23419
 def optimal_scale(
     protos, # (K, m)
     D, # a Hierarchy, CostMatrix or (K, K) costs
@@ -191,7 +193,7 @@ def scale_free_distortion(
     a = _ratios(protos, D, distance)
     return _mean((_best_scale(a)*a - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #82ecce81
+# %% ../nbs/01_distortion.ipynb #ce37f9bc
 def _smooth_scale(a):
     a = a.detach()
     if not a.numel(): return a.new_ones(())
@@ -206,7 +208,7 @@ def smooth_scale(
     "The factor for the distances of `protos` that makes eq. 6 least (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))
 
-# %% ../nbs/01_distortion.ipynb #1e0e073f
+# %% ../nbs/01_distortion.ipynb #7a88779f
 def disto_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix; a tensor is not checked
@@ -218,14 +220,14 @@ def disto_loss(
     s = _smooth_scale(a) if scale is None else scale
     return _mean((s*a - 1).square())
 
-# %% ../nbs/01_distortion.ipynb #e6fa6c7e
+# %% ../nbs/01_distortion.ipynb #85c5dfad
 def _distinct(K, n, k, device=None, generator=None):
     "`k` index vectors of length `n`, uniform over tuples of `k` different numbers below `K` (`k` at most 3)"
     steps = [torch.randint(K-i, (n,), device=device, generator=generator) for i in range(k)]
     if k == 3: steps[2] = steps[2] + (steps[2] >= steps[1])
     return [steps[0]] + [(steps[0] + 1 + s) % K for s in steps[1:]]
 
-# %% ../nbs/01_distortion.ipynb #7b86be8e
+# %% ../nbs/01_distortion.ipynb #98c40021
 def _all_triplets(K, device=None):
     k, l, m = torch.cartesian_prod(*[torch.arange(K, device=device)]*3).t()
     ok = (k != l) & (l != m) & (k != m)
@@ -237,7 +239,7 @@ def _triplets(D, n, ties, generator=None):
     use = torch.ones_like(k, dtype=torch.bool) if ties == 'paper' else D[k,l] != D[k,m]
     return k, l, m, use if n is None else use & (use.cumsum(0) <= n)
 
-# %% ../nbs/01_distortion.ipynb #c77bb362
+# %% ../nbs/01_distortion.ipynb #65c0d484
 def rank_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # costs: a Hierarchy or a (K, K) matrix; a tensor is not checked
@@ -255,7 +257,7 @@ def rank_loss(
     else: x = paired(protos[k], protos[l], distance) - paired(protos[k], protos[m], distance)
     return (F.binary_cross_entropy_with_logits(x, (D[k,l] > D[k,m]).to(x.dtype), reduction='none')*use).sum()/use.sum().clamp_min(1)
 
-# %% ../nbs/01_distortion.ipynb #28497f53
+# %% ../nbs/01_distortion.ipynb #9047f1ae
 class RunningScale(nn.Module):
     "The scale of eq. 13 from running means of the ratios and of their squares"
     def __init__(self,
@@ -271,7 +273,7 @@ class RunningScale(nn.Module):
         "Take the ratios `a` of this step into the means"
         self.means.lerp_(torch.stack([a.mean(), a.square().mean()]).to(self.means), 1-self.beta); self.seen += 1
 
-# %% ../nbs/01_distortion.ipynb #9c8894fb
+# %% ../nbs/01_distortion.ipynb #0c4efe1d
 def _pair_ratios(protos, D, n, distance, generator):
     "Distances over costs for `n` random pairs"
     K = len(protos)
@@ -281,7 +283,7 @@ def _pair_ratios(protos, D, n, distance, generator):
     d = paired(protos[i], protos[j], distance)
     return d/c.to(d)
 
-# %% ../nbs/01_distortion.ipynb #4722b879
+# %% ../nbs/01_distortion.ipynb #3fb8286a
 def sampled_disto_loss(
     protos,               # (K, m), or one row a node of the tree
     D,                    # a Hierarchy (its matrix is never built) or a (K, K) matrix
@@ -298,7 +300,7 @@ def sampled_disto_loss(
     if running: scale.update(a.detach())
     return _mean((s*a - 1).square())
 
-# %% ../nbs/01_distortion.ipynb #591b1e78
+# %% ../nbs/01_distortion.ipynb #2d6d3f89
 def _classical(D, m):
     "Classical scaling of the costs `D` into `m` dimensions"
     S = ((D + D.t())/2).square()
@@ -307,7 +309,7 @@ def _classical(D, m):
     x = v[:,-m:]*e[-m:].clamp_min(0).sqrt()
     return F.pad(x, (0, m-x.shape[1])).contiguous()
 
-# %% ../nbs/01_distortion.ipynb #892970a7
+# %% ../nbs/01_distortion.ipynb #1a2c0c85
 def _descend(x, loss, n_steps, tol, progress):
     "Lower `loss` of `x` by L-BFGS, ten steps a round, until a round gains less than `tol`"
     opt, last = torch.optim.LBFGS([x.requires_grad_()], max_iter=10, line_search_fn='strong_wolfe', tolerance_change=1e-14), math.inf
@@ -320,7 +322,7 @@ def _descend(x, loss, n_steps, tol, progress):
     if progress: bar.on_iter_end()
     return loss(x).item(), x.detach()
 
-# %% ../nbs/01_distortion.ipynb #9ed14e16
+# %% ../nbs/01_distortion.ipynb #3c6e4719
 def embed_metric(
     D,                 # costs: a Hierarchy or a (K, K) matrix
     m,                 # dimensions

@@ -168,7 +168,10 @@ def command(
 ):
     "Call `f` with what the command line says"
     argv = [('--'+o[2:].split('=')[0].replace('-','_')+o[len(o.split('=')[0]):]) if o.startswith('--') else o for o in ifnone(argv, sys.argv[1:])]
-    args = vars(anno_parser(f, prog=f'hierproto_{f.__name__}').parse_args(argv))
+    parser = anno_parser(f, prog=f'hierproto_{f.__name__}')
+    args = vars(parser.parse_args(argv))
+    for k,v in args.items():
+        if isinstance(v, list): parser.error(f'argument --{k}: expected one argument') # what argparse makes of `--name=--`
     return f(**{k: v for k,v in args.items() if k not in ('pdb','xtra')})
 
 # %% ../nbs/40_experiments.ipynb #a304e4c0

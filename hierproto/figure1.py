@@ -10,7 +10,7 @@ __all__ = ['MODELS', 'COSTS', 'PUBLISHED', 'COLUMNS', 'DATA', 'COLOURS', 'model_
            'demo_recipes', 'main']
 
 # %% ../nbs/39_figure1_runs.ipynb #d12d0925
-import contextlib, ctypes, gc, hashlib, json, sys, tempfile, time
+import contextlib, ctypes, gc, hashlib, json, sys, tempfile, threading, time
 import numpy as np, pandas as pd, torch, matplotlib.pyplot as plt
 from pathlib import Path
 from fastcore.all import *
@@ -33,7 +33,10 @@ from .rows import *
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
           ('fixed','mnist_visual'), ('gp_disto','digits_chain'), ('fixed','digits_chain')]
 
-def model_title(method, hierarchy):
+def model_title(
+    method,   # 'cross_entropy', 'learnt', 'gp_disto' or 'fixed'
+    hierarchy # 'mnist_visual' or 'digits_chain'
+):
     "How a picture or a table names a model"
     name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
     return name if method in ('cross_entropy','learnt') else f"{name} ({'numerical' if hierarchy=='digits_chain' else 'visual'})"
@@ -75,7 +78,10 @@ def figure1_learner(
                    opt_func=partial(OptimWrapper, opt=torch.optim.SGD, momentum=.9), cbs=[StepDown(lr), *guide, *L(cbs)])
 
 # %% ../nbs/39_figure1_runs.ipynb #52beea2c
-def embed(model, dl):
+def embed(
+    model, # body and head
+    dl     # batches of pictures and labels
+):
     "Embeddings, scores and labels of all that `dl` holds"
     model.eval(); res = []
     with torch.no_grad():
@@ -85,7 +91,11 @@ def embed(model, dl):
 # %% ../nbs/39_figure1_runs.ipynb #e57b92e8
 COSTS = dict(visual='mnist_visual', numerical='digits_chain')
 
-def metrics_of(scores, y, protos):
+def metrics_of(
+    scores, # (N, 10)
+    y,      # labels
+    protos  # (10, m)
+):
     "ER, and for both hierarchies AHC and the scale-free distortion of `protos`"
     res = dict(er=float(error_rate(scores, y)))
     for o,name in COSTS.items():
@@ -308,12 +318,18 @@ def plot_figure1(
     return axs
 
 # %% ../nbs/39_figure1_runs.ipynb #eec18ae2
-def keep_memory():
-    "Let glibc keep freed memory for the next step; elsewhere nothing happens"
+def _give_back(libc, every):
+    while True: time.sleep(every); libc.malloc_trim(0)
+
+def keep_memory(
+    every=30. # seconds after which what is free is given back
+):
+    "Let glibc keep freed memory for the next steps; elsewhere nothing happens"
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        mallopt = ctypes.CDLL(None).mallopt
+        libc = ctypes.CDLL(None); libc.malloc_trim
+        threading.Thread(target=_give_back, args=(libc, every), daemon=True).start()
         # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD of malloc.h, as large as each may be
-        return all([mallopt(k, v) for k,v in ((-3, 2**25), (-1, 2**31-1), (-2, 2**28))])
+        return all([libc.mallopt(k, v) for k,v in ((-3, 2**25), (-1, 2**31-1), (-2, 2**28))])
 
 # %% ../nbs/39_figure1_runs.ipynb #3afeaba7
 def demo_recipes(): "The six models on the embedded digits"; return [recipe('digits', *o, protocol='as_written', epochs=40, bs=64, lr=.025) for o in MODELS]

@@ -111,7 +111,10 @@ def usual_size(
     typical = np.median([max(o) for o in sizes])
     return first((o for o in (32,64,128) if typical<=o), default=224) if typical<=128 else 224
 
-def usual_arch(size, pretrained='no'):
+def usual_arch(
+    size, # of the pictures, in pixels
+    pretrained='no' # as for `make_learner`
+):
     "Name of a body for pictures of `size` pixels"
     return 'thin_resnet' if size<=64 and pretrained=='no' else 'resnet18'
 
@@ -313,7 +316,8 @@ def fit_cli(): "The program hierproto_fit"; plt.switch_backend('agg'); run_progr
 def name_pictures(
     model, # a `Predictor`
     files, # files of pictures
-    rule=None, threshold=.5, # as for `Predictor.predict`
+    rule=None, # as for `Predictor.predict`
+    threshold=.5, # as for `Predictor.predict`
     top=0 # how many of the most probable classes to add
 ):
     "Yields for each of `files` a dict of the file, the path of classes, and the most probable ones, or the error"

@@ -13,6 +13,7 @@ from fastcore.all import *
 from fastai.basics import *
 from fastai.interpret import ClassificationInterpretation
 from fastai.vision.core import imagenet_stats
+from fastai.vision.data import get_grid
 from fastai.vision.learner import default_split, model_meta
 from .hierarchy import *
 from .distortion import *
@@ -100,7 +101,7 @@ def proto_learner(
     **kwargs
 ):
     "A `Learner` with prototypes that follow `h`"
-    h,arch,x = align_costs(h, dls),arch_func(arch),_example(dls)
+    name,h,arch,x = arch,align_costs(h, dls),arch_func(arch),_example(dls)
     if pretrained is True and not has_weights(arch): pretrained = False
     hidden = guide is not None and isinstance(h, Hierarchy) if hidden is None else hidden
     model = proto_model(arch, h, m, hidden, distance, init, n_in=n_in or x[0].shape[1], x=x, pretrained=pretrained,
@@ -109,7 +110,7 @@ def proto_learner(
     learn = Learner(dls, model, loss_func=ifnone(loss_func, DataLoss(ignore_index=ignore_index)), splitter=ifnone(splitter, _split(arch)),
                     metrics=ifnone(metrics, hier_metrics(h, ignore_index=ignore_index)),
                     cbs=L(cbs)+_proto_cbs(h, guide, lam, scale, proto_lr, proto_wd), **kwargs)
-    learn.hierarchy = h
+    learn.hierarchy,learn.arch = h,name if isinstance(name, str) else getattr(name, '__name__', None)
     if pretrained: learn.freeze()
     return learn
 

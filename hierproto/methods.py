@@ -181,14 +181,15 @@ def hier_learner(
     **overrides # parameters of the method, of `embedder` and of `Learner`
 ):
     "A `Learner` for any of `METHODS`"
-    meth,h,arch,x = get_method(method),align_costs(h, dls),arch_func(arch),_example(dls)
+    name,meth,h,arch,x = arch,get_method(method),align_costs(h, dls),arch_func(arch),_example(dls)
     mine,body,rest,unknown = _sort(overrides, set(meth.defaults), _of_body, _of_learner)
     head,loss,own = meth(h, m, **mine, **unknown)
-    if proto_lr!=1 or proto_wd is not None: own = [*own, ProtoRates(proto_lr, proto_wd)]
+    own = [*own, SoundCheck(), *([ProtoRates(proto_lr, proto_wd)] if proto_lr!=1 or proto_wd is not None else [])]
     if pretrained is True and not has_weights(arch): pretrained = False
     model = nn.Sequential(embedder(arch, m, **{'n_in': x[0].shape[1], 'x': x, **body}, pretrained=pretrained), head)
     if pretrained is True: add_norm(dls, _stats(arch, model[0][0]))
     learn = Learner(dls, model, cbs=[*own, *L(cbs)], **{**dict(loss_func=loss, metrics=hier_metrics(h, ignore_index=getattr(loss, 'ignore_index', None)), splitter=_split(arch)), **rest})
     learn.hierarchy,learn.rule = h,argmax_rule if meth.rule is None else meth.rule(h)
+    learn.arch,learn.method = name if isinstance(name, str) else getattr(name, '__name__', None),method if isinstance(method, str) else None
     if pretrained: learn.freeze()
     return learn

@@ -153,7 +153,9 @@ class MeanPool(nn.Module):
 # %% ../nbs/02_prototypes.ipynb #8eb825e0
 class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     "Batch normalisation of embeddings `(B, m)` or `(B, m, H, W)` without learnt factors"
-    def __init__(self, m): super().__init__(m, affine=False)
+    def __init__(self,
+        m # dimension of the embedding
+    ): super().__init__(m, affine=False)
     def _check_input_dim(self, x): pass
 
 # %% ../nbs/02_prototypes.ipynb #19437107

@@ -9,7 +9,7 @@ __all__ = ['APP', 'SETS', 'HYPER', 'RUNS', 'CIFAR100', 'NYUDV2', 'S2AGRI', 'INAT
            'parse_methods', 'sweep_recipes']
 
 # %% ../nbs/36_recipes.ipynb #7f44fd1c
-import hashlib, json
+import hashlib, json, os
 import pandas as pd
 from pathlib import Path
 
@@ -109,8 +109,7 @@ def run_id(
 ):
     "Twelve hexadecimal digits that name the run of recipe `r`"
     r = {k: v for k,v in r.items() if k not in _NOT_HASHED}
-    f = Path(r['hierarchy'])
-    if f.is_file(): r['hierarchy'] = hashlib.sha1(f.read_bytes()).hexdigest()
+    if os.path.isfile(r['hierarchy']): r['hierarchy'] = hashlib.sha1(Path(r['hierarchy']).read_bytes()).hexdigest()
     return hashlib.sha1(json.dumps(r, sort_keys=True).encode()).hexdigest()[:12]
 
 # %% ../nbs/36_recipes.ipynb #7de997f4
@@ -167,11 +166,17 @@ def _literal(s):
     try: return json.loads({'True':'true','False':'false','None':'null'}.get(s, '0'+s if s[:1]=='.' else s))
     except json.JSONDecodeError: return s
 
+_APART = ('data','method','methods','tier','seed','seeds','fold','fraction','hierarchy')
+
 def settings(
     s # names and values, with commas between
 ):
     "A dict of what `s` says, as in 'lam=2,arch=thin_resnet'"
-    return {k.strip(): _literal(v) for k,v in (o.split('=', 1) for o in s.split(',') if o)}
+    pairs = [o.partition('=') for o in s.split(',') if o]
+    for k,eq,v in pairs:
+        if not (k.strip() and eq and v): raise ValueError(f'{k+eq+v!r} is no setting: write name=value, as in lam=2,epochs=3')
+        if k.strip() in _APART: raise ValueError(f'{k.strip()!r} is not for settings: say --{k.strip()}')
+    return {k.strip(): _literal(v) for k,_,v in pairs}
 
 # %% ../nbs/36_recipes.ipynb #c59c174b
 def parse_methods(
@@ -192,6 +197,7 @@ def sweep_recipes(
     **kwargs         # of `resolve`
 ):
     "The recipes of a sweep, seed by seed"
+    known(data, RECIPES, 'data')
     base = {**_value(RECIPES[data]), **tier_of(data, kwargs.get('tier', 'paper'))}
     return [resolve(data, m, fraction=f, **{base['repeat']: s}, **{**kwargs, **o}) for s in range(seeds or base['runs'])
             for f in fractions for m,o in parse_methods(methods, base.get('without', ()))]

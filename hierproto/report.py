@@ -12,6 +12,7 @@ __all__ = ['TABLE2', 'TABLE3', 'TABLE4', 'TITLES', 'NO_TREE', 'load_results', 'p
 import contextlib, json
 import numpy as np, pandas as pd, matplotlib.pyplot as plt
 from functools import partial
+from html import escape
 from pathlib import Path
 from fastcore.all import *
 from fastcore.script import *
@@ -110,7 +111,12 @@ TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels
 _DIGITS = dict(er=1, ahc=3)
 
 def title(line): "How a table names the `line`"; m,*o = line.split(':'); return TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
-def summary(x, how): "Mean or median of `x`"; return float(getattr(np, how)(x)) if len(x) else np.nan
+def summary(
+    x, # numbers
+    how # 'mean' or 'median'
+):
+    "Mean or median of `x`"
+    return float(getattr(np, how)(x)) if len(x) else np.nan
 
 # %% ../nbs/41_report.ipynb #f7d47abe
 def _with_spread(x, how, d): return 'not run' if not len(x) else f'{summary(x, how):.{d}f}'+(f' ± {x.std():.{d}f}' if len(x)>1 else '')
@@ -156,7 +162,7 @@ def markdown(
     df # a table
 ):
     "`df` as a Markdown table"
-    cell = lambda o: (f'{o:g}' if np.isfinite(o) else '–') if isinstance(o, float) else str(o)
+    cell = lambda o: (f'{o:g}' if np.isfinite(o) else '–') if isinstance(o, float) else escape(str(o)).replace('|', r'\|').replace('\n', ' ')
     lines = [[df.index.name or '', *df.columns], ['---']*(1+df.shape[1]), *([i, *r] for i,r in zip(df.index, df.values))]
     return '\n'.join('| '+' | '.join(map(cell, o))+' |' for o in lines)
 
@@ -257,7 +263,12 @@ def plot_sizes(
     return ax
 
 # %% ../nbs/41_report.ipynb #cea1cbff
-def load_history(row, out='results'): "The history of the run of `row`, a line an epoch"; return pd.read_csv(Path(out)/f'{row.data}_{row.tier}'/f'{row.run_id}.csv')
+def load_history(
+    row, # of a results file
+    out='results' # folder of the results
+):
+    "The history of the run of `row`, a line an epoch"
+    return pd.read_csv(Path(out)/f'{row.data}_{row.tier}'/f'{row.run_id}.csv')
 
 def plot_scale(
     rows, # of guided runs
@@ -313,7 +324,8 @@ def plot_confusions(
 
 # %% ../nbs/41_report.ipynb #041eb6c1
 def pair_table(
-    C0, C1,      # confusions of two methods, the first is the reference
+    C0,          # confusions of the reference
+    C1,          # confusions of another method
     h,           # their hierarchy
     names,       # names of the classes
     n=3,         # pairs of each kind
@@ -382,6 +394,7 @@ def report(
     figures:str=''        # folder of the figures; <out>/figures unless given
 ):
     "Print the tables of <out>/<data>_<tier>.csv as Markdown and write its figures"
+    known(data, RECIPES, 'data'); tier_of(data, tier)
     df,base,where = load_results(data, tier, out, hierarchy),settings(set),Path(figures or Path(out)/'figures')
     print(f'# {data}, tier {tier}\n\n{len(df)} runs in {data}_{tier}.csv')
     for name,t in report_tables(df, data, out, base).items(): print(f'\n## {name}\n\n{markdown(t)}')

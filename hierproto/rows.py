@@ -6,7 +6,7 @@
 __all__ = ['locked', 'whole', 'mend', 'add_row', 'finished', 'read_rows', 'write_whole', 'commit', 'versions']
 
 # %% ../nbs/35_rows.ipynb #b1562c42
-import contextlib, io, os, platform, subprocess
+import contextlib, errno, io, os, platform, subprocess
 import fastai, hierproto, pandas as pd, torch
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +46,9 @@ def add_row(
         text = mend(f)
         if row['run_id'] in _ids(text): return False
         new = pd.DataFrame([row]).reindex(columns=columns).to_csv(index=False, header=not text, lineterminator='\n')
-        f.write(new.encode()); os.fsync(f)
+        data = new.encode()
+        if (f.write(data) or 0) < len(data): f.truncate(len(text)); raise OSError(errno.ENOSPC, 'The disk is full: the row was not written', str(path))
+        os.fsync(f)
     return True
 
 # %% ../nbs/35_rows.ipynb #9799c4fa

@@ -9,7 +9,7 @@ __all__ = ['REPORT', 'COLUMNS', 'named', 'accepted', 'read_hierarchy', 'Part', '
            'tidy', 'extra', 'tensorboard', 'logged', 'use_half', 'spread', 'guide_costs', 'train_run']
 
 # %% ../nbs/37_runs.ipynb #28cd171e
-import contextlib, importlib, inspect, json, os, platform, random, time, warnings
+import contextlib, importlib, inspect, json, os, pickle, platform, random, time, warnings
 import numpy as np, pandas as pd, torch
 from contextlib import contextmanager
 from pathlib import Path
@@ -238,9 +238,14 @@ def save(self:Checkpoint):
 
 # %% ../nbs/37_runs.ipynb #afb93de3
 @patch
+def _read(self:Checkpoint):
+    try: return torch.load(self.path, map_location='cpu', weights_only=True)
+    except (OSError,RuntimeError,EOFError,ValueError,pickle.UnpicklingError) as e: raise ValueError(f'{self.path} is damaged ({type(e).__name__}): remove it, and the run begins anew') from None
+
+@patch
 def load(self:Checkpoint):
     "Put model and optimiser into the state at `path`, if there is one; returns the epoch to begin with"
-    self.later = torch.load(self.path, map_location='cpu', weights_only=True) if self.path.exists() else None
+    self.later = self._read() if self.path.exists() else None
     self.rng = rng_state(self.dls) if self.later is None else self.later['rng'][rank_distrib()]
     if self.later is None: return 0
     self.learn.model.load_state_dict(self.later['model']); self.learn.opt.load_state_dict(self.later['opt'])
@@ -279,7 +284,9 @@ def fit_run(
 class KeepPreds(Callback):
     "Keep predicted and true labels of a validation as `pred` and `targ`"
     run_train = False
-    def __init__(self, rule=argmax_rule): self.rule = rule
+    def __init__(self,
+        rule=argmax_rule # from scores to labels
+    ): self.rule = rule
     def before_validate(self): self.parts = []
     def after_batch(self):
         n = n_real(self.dl, len(self.pred))

@@ -260,7 +260,11 @@ def read_picture(
 # %% ../nbs/38_saving.ipynb #c7f0cab1
 def picture_tensor(
     o, # see `read_picture`
-    channels, size, resize='squish', pad='reflection', **_ # as `image_settings` gives them
+    channels, # 1 or 3
+    size, # height and width
+    resize='squish', # 'squish', 'crop' or 'pad'
+    pad='reflection', # how to fill what `resize='pad'` leaves free
+    **_ # other settings of pictures, as `image_settings` gives them
 ):
     "The picture `o` as numbers between 0 and 1, of the size the model wants"
     img = Resize(tuple(size), resize, pad)(read_picture(o, channels), split_idx=1)
@@ -530,7 +534,12 @@ def load_pickle(
 # %% ../nbs/38_saving.ipynb #bfb4632e
 class Answers(nn.Module):
     "Pictures to scores, probabilities of all nodes of `h` (of the classes, without a tree) and the answers of `rule`"
-    def __init__(self, model, norm, h, rule):
+    def __init__(self,
+        model, # pictures to scores
+        norm, # of the pictures
+        h, # `Hierarchy` or `CostMatrix`
+        rule # from scores to answers
+    ):
         super().__init__()
         self.norm,self.model,self.rule,self.probs = norm,model,rule,SubtreeProbs(h) if isinstance(h, Hierarchy) else nn.Softmax(1)
     def forward(self, images): s = self.model(self.norm(images)); return s,self.probs(s),self.rule(s)

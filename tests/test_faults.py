@@ -39,7 +39,6 @@ except OSError as e: print('refused', e.errno); sys.exit()
 print('added' if 'b'*12 in finished(path) else 'lost')
 '''
 
-@pytest.mark.xfail(strict=True, reason='rows.add_row does not look how many bytes were written')
 def test_a_disk_that_is_full_in_the_middle_of_a_row(tmp_path):
     "A row of which only a part could be written counts as an error, not as a row"
     f = tmp_path/'rows.csv'
@@ -99,7 +98,6 @@ def test_an_interrupted_run_goes_on(straight, tmp_path):
     got = train_run(small(), tmp_path)
     assert (got['er'], got['ahc'], got['loss']) == (straight['er'], straight['ahc'], straight['loss'])
 
-@pytest.mark.xfail(strict=True, reason='runs.Checkpoint.load lets the errors of torch.load through')
 @pytest.mark.parametrize('damage', ['cut', 'empty', 'nonsense'])
 def test_a_damaged_checkpoint(damage, straight, tmp_path):
     "The run begins again, or says which file is damaged and what to do"
@@ -148,7 +146,6 @@ def test_a_cache_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, 'save', no_space)
     assert torch.equal(cached(tmp_path/'x.pt', lambda: torch.ones(3)), torch.ones(3)) and not list(tmp_path.iterdir())
 
-@pytest.mark.xfail(strict=True, reason='data.mnist.read_folder does not say which picture cannot be read')
 def test_a_damaged_picture_is_named(tmp_path, monkeypatch):
     from hierproto.data.mnist import mnist
     from hierproto.toys import toy_data
@@ -215,7 +212,6 @@ def test_predictions_run_no_code(tmp_path):
     with pytest.raises(ValueError): confusions(pd.DataFrame([dict(data='digits', tier='smoke', run_id='r')]), tmp_path)
     assert not flag.exists()
 
-@pytest.mark.xfail(strict=True, reason='report.markdown does not escape names')
 def test_names_in_a_report_are_text():
     "A class name does not end a table's cell, nor does it become HTML"
     from hierproto.report import markdown, pair_table

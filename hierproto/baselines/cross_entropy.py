@@ -17,7 +17,11 @@ from ..hierarchy import *
 from ..prototypes import *
 
 # %% ../../nbs/10_baselines.cross_entropy.ipynb #04013c5c
-def push(loss, scores, target):
+def push(
+    loss, # of scores and labels
+    scores, # of one sample, (K,)
+    target # its class
+):
     "Minus the gradient of `loss` at the scores `(K,)` of one sample of class `target`"
     x = torch.as_tensor(scores).float()[None].clone().requires_grad_()
     loss(x, tensor([target])).backward()
@@ -80,7 +84,7 @@ def focal(
 def random_tree(
     n, # number of leaves
     depth=4, # of the deepest leaf, at most
-    seed=0,
+    seed=0, # of the draws
     weights=False # draw a weight between 1/2 and 2 for each edge
 ):
     "A random `Hierarchy` with `n` leaves at different depths"
@@ -90,7 +94,11 @@ def random_tree(
     return Hierarchy.from_paths(paths, weights={p:rng.uniform(.5, 2) for p in nodes} if weights else None)
 
 # %% ../../nbs/10_baselines.cross_entropy.ipynb #5c2d99f5
-def value_and_grad(f, x, y):
+def value_and_grad(
+    f, # a function of scores and labels
+    x, # scores
+    y # labels
+):
     "The value of `f(x, y)`, and the gradient of its sum by `x`"
     x = x.detach().clone().requires_grad_()
     v = f(x, y)
@@ -101,7 +109,7 @@ def check_values(
     make, # builds the loss: `make(reduction='none')`
     naive, # what each sample costs, as a function of float64 scores and labels
     K, # number of classes
-    eps=1e-6
+    eps=1e-6 # how far apart they may be, relative to the value
 ):
     "Assert that a loss and the naive version of it agree in value and gradient"
     g = torch.Generator().manual_seed(0)
@@ -114,7 +122,10 @@ def check_values(
             for a,b in zip(ours, theirs): assert ((a-b).abs().view(24, -1).amax(1) <= most).all(), f"{dtype}: off by {(a-b).abs().max():.1e}"
 
 # %% ../../nbs/10_baselines.cross_entropy.ipynb #08e7f13b
-def check_finite(make, K):
+def check_finite(
+    make, # builds the loss
+    K # number of classes
+):
     "Assert that a loss stays finite at extreme scores, without labels, and in half precision"
     g = torch.Generator().manual_seed(0)
     y = torch.randint(K, (16,), generator=g)
@@ -128,7 +139,10 @@ def check_finite(make, K):
     assert v.dtype==torch.float32 and torch.isclose(v, make()(x.float(), y), rtol=1e-4), "half precision must not enter the loss"
 
 # %% ../../nbs/10_baselines.cross_entropy.ipynb #60073b10
-def check_books(make, K):
+def check_books(
+    make, # builds the loss
+    K # number of classes
+):
     "Assert that a loss treats maps, ignored labels, weights and reductions as `DataLoss` does"
     g = torch.Generator().manual_seed(0)
     x,y,w = torch.randn(2, K, 3, 4, generator=g),torch.randint(K, (2,3,4), generator=g),torch.rand(K, generator=g)+.1
@@ -145,7 +159,11 @@ def check_books(make, K):
     assert close(loss.activation(x).sum(1), torch.ones(1)).all() and loss.decodes(x).shape==y.shape, "wrong activation or decodes"
 
 # %% ../../nbs/10_baselines.cross_entropy.ipynb #ad60f641
-def check_loss(make, naive, K):
+def check_loss(
+    make, # builds the loss
+    naive, # what each sample costs, as a function of float64 scores and labels
+    K # number of classes
+):
     "All promises of a loss that `make(**kwargs)` builds for `K` classes, against the `naive` version of it"
     check_values(make, naive, K)
     check_finite(make, K)

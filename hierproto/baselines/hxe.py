@@ -27,7 +27,9 @@ def node_heights(
     return height
 
 # %% ../../nbs/11_baselines.hxe.ipynb #e8765675
-def ancestor_rows(h):
+def ancestor_rows(
+    h # `Hierarchy`
+):
     "Node number of each class's ancestor, one row a level, the root first"
     return torch.stack([h.ancestors(l) for l in range(h.depth+1)])
 

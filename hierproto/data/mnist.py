@@ -16,12 +16,16 @@ from .core import *
 from .digits import *
 
 # %% ../../nbs/22_data.mnist.ipynb #57465dc1
+def _read_digit(f):
+    try: return np.asarray(Image.open(f).convert('L'))
+    except (OSError,SyntaxError,ValueError) as e: raise ValueError(f'{f} is no picture that can be read ({e}): remove the data set and unpack it again') from None
+
 def read_folder(
     path # holds one folder for each digit
 ):
     "The digits under `path` as uint8 pictures (N, 1, H, W) and labels"
     files = sorted(Path(path).glob('*/*.png'))
-    x = torch.from_numpy(np.stack([np.asarray(Image.open(f).convert('L')) for f in files]))[:,None]
+    x = torch.from_numpy(np.stack([_read_digit(f) for f in files]))[:,None]
     return x, tensor([DIGITS.index(f.parent.name) for f in files])
 
 # %% ../../nbs/22_data.mnist.ipynb #2932f310
