@@ -192,7 +192,9 @@ def train(
     dry_run:store_true=False  # only show the recipe?
 ):
     "Train and measure one run, and add its row to <out>/<data>_<tier>.csv"
-    (name,over), = parse_methods(method)
+    pairs = parse_methods(method)
+    if len(pairs)!=1: raise ValueError(f'{method!r} is not one method: hierproto_sweep takes several')
+    (name,over), = pairs
     r = resolve(data, name, tier, seed, fold, fraction, hierarchy or None, **{**settings(set), **over})
     if dry_run: print(show_recipe(r, out)); return r
     prepare(threads)
@@ -214,6 +216,10 @@ def show_recipe(
     return '\n'.join([*rows, f"{'is' if r['run_id'] in finished(results_file(r, out)) else 'would be'} in {results_file(r, out)}"])
 
 # %% ../nbs/40_experiments.ipynb #4266ca65
+def _fractions(s):
+    try: return [float(o) for o in s.split(',')]
+    except ValueError: raise ValueError(f'--fraction {s!r} is not a list of numbers, as in .1,.5,1') from None
+
 def sweep(
     data:str='all',          # names with commas between, or all
     methods:str='all',       # methods with commas between, or all (table 2), ablation (table 3), robustness (table 4), little (section 4.5)
@@ -234,7 +240,7 @@ def sweep(
 ):
     "Do all runs of a table that are not finished"
     kw = dict(tier=tier, hierarchy=hierarchy or None, **settings(set))
-    rs = [r for d in (TIERS.get(tier) or RECIPES if data=='all' else data.split(',')) for r in sweep_recipes(d, methods, seeds, [float(o) for o in fraction.split(',')], **kw)]
+    rs = [r for d in (TIERS.get(tier) or RECIPES if data=='all' else data.split(',')) for r in sweep_recipes(d, methods, seeds, _fractions(fraction), **kw)]
     if dry_run: return show_sweep(rs, out)
     kw = dict(out=out, say=partial(print, flush=True), preds=preds, log=log)
     if ray: failed = ray_sweep(rs, workers=workers or None, gpus=gpus if gpus>=0 else int(torch.cuda.is_available()), threads=threads, **kw)

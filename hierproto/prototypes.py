@@ -116,7 +116,8 @@ def check_labels(self:DataLoss, targets, K):
 # %% ../nbs/02_prototypes.ipynb #bf2d8c4c
 @patch
 def forward(self:DataLoss, scores, targets):
-    targets = targets.long()
+    # fastai's own kinds of tensors do not mix in every function of PyTorch
+    scores,targets = scores.as_subclass(torch.Tensor),targets.as_subclass(torch.Tensor).long()
     counts = targets!=self.ignore_index
     self.check_labels(targets.where(counts, 0), scores.shape[1])
     w = counts.float() if self.weight is None else self.weight[targets.where(counts, 0)]*counts
