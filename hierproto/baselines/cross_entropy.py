@@ -61,9 +61,12 @@ class ScoreLoss(DataLoss):
 _half = (torch.float16, torch.bfloat16)
 
 @patch
+def check_labels(self:ScoreLoss, targets, K):
+    if self.n_classes not in (None, K): raise HierarchyError(f"scores for {K} classes, the loss was built for {self.n_classes}")
+    DataLoss.check_labels(self, targets, K)
+
+@patch
 def per_item(self:ScoreLoss, scores, targets):
-    if self.n_classes not in (None, scores.shape[1]):
-        raise HierarchyError(f"scores for {scores.shape[1]} classes, the loss was built for {self.n_classes}")
     if scores.ndim > 2: return self.per_item(scores.movedim(1, -1).flatten(0, -2), targets.flatten()).view(targets.shape)
     x,y = scores.as_subclass(torch.Tensor),targets.as_subclass(torch.Tensor)
     y = y.where(y!=self.ignore_index, 0)
