@@ -6,7 +6,7 @@
 __all__ = ['guides', 'check_number', 'costs_for', 'align_costs', 'get_guide', 'MetricGuide', 'cpu_distrib', 'ProtoRates',
            'ScaleRecorder', 'ProtoWatch', 'NotFinite', 'check_targets', 'blame_loss', 'SoundCheck', 'PrototypePlot']
 
-# %% ../nbs/04_callbacks.ipynb #cccb11f4
+# %% ../nbs/04_callbacks.ipynb #c96c6536
 import math, warnings
 from copy import deepcopy
 from functools import partial
@@ -19,7 +19,7 @@ from .hierarchy import *
 from .distortion import *
 from .prototypes import *
 
-# %% ../nbs/04_callbacks.ipynb #08a74676
+# %% ../nbs/04_callbacks.ipynb #02c12ed7
 def check_number(D, n):
     "Complain unless `n` prototypes are those of the classes of `D`, or of all nodes of a tree"
     n_nodes = getattr(D, 'n_nodes', None)
@@ -27,7 +27,7 @@ def check_number(D, n):
     also = f", or {n_nodes} with hidden prototypes for all nodes of the tree" if n_nodes else ""
     raise HierarchyError(f"The model has {n} prototypes, the costs are those of {len(D)} classes: {len(D)} prototypes are needed{also}")
 
-# %% ../nbs/04_callbacks.ipynb #09132d30
+# %% ../nbs/04_callbacks.ipynb #91b272c2
 def costs_for(
     D, # a `Hierarchy`, `CostMatrix` or matrix of costs
     n # number of prototypes
@@ -39,7 +39,7 @@ def costs_for(
     warnings.warn("The costs are not symmetric, distances are: the guide follows the mean of both directions, (D + D.T)/2")
     return (C+C.T)/2
 
-# %% ../nbs/04_callbacks.ipynb #cd865110
+# %% ../nbs/04_callbacks.ipynb #665a50b2
 def align_costs(
     D, # a `Hierarchy`, `CostMatrix` or matrix of costs
     dls # `DataLoaders`, with or without a vocabulary
@@ -53,7 +53,7 @@ def align_costs(
     if D is not None and len(D)!=len(vocab): raise HierarchyError(f"costs of {len(D)} classes for data with {len(vocab)}: {', '.join(map(str, vocab[:5]))}{', ...' if len(vocab)>5 else ''}")
     return D
 
-# %% ../nbs/04_callbacks.ipynb #b7a49970
+# %% ../nbs/04_callbacks.ipynb #64e0b6cb
 guides = dict(disto=disto_loss, rank=rank_loss, sampled=sampled_disto_loss)
 
 def get_guide(
@@ -64,7 +64,7 @@ def get_guide(
     if guide not in guides: raise ValueError(f"no guide is called {guide!r}; there are {', '.join(guides)}, or give a function")
     return guides[guide]
 
-# %% ../nbs/04_callbacks.ipynb #73a0410c
+# %% ../nbs/04_callbacks.ipynb #0bbc3279
 class MetricGuide(Callback):
     "Add `lam` times the `guide` of the model's prototypes to the training loss, eq. 7"
     order,run_valid = 5,False # before `GradientAccumulation` scales the loss, and inside autocast
@@ -81,7 +81,7 @@ class MetricGuide(Callback):
         self.guide = partial(get_guide(guide), **kwargs)
         self.running = self.guide.keywords.setdefault('scale', RunningScale()) if guide=='sampled' else None
 
-# %% ../nbs/04_callbacks.ipynb #575eab7b
+# %% ../nbs/04_callbacks.ipynb #4f9fa68f
 @patch
 def before_fit(self:MetricGuide): self.found = None
 
@@ -98,7 +98,7 @@ def before_train(self:MetricGuide):
     self.costs = D if self.running and isinstance(D, Hierarchy) else costs_for(D, n).to(protos.device)
     self.rows = []
 
-# %% ../nbs/04_callbacks.ipynb #29bf4b2c
+# %% ../nbs/04_callbacks.ipynb #6fc59e1c
 @patch
 def after_loss(self:MetricGuide):
     protos,data = self.found.protos,self.learn.loss_grad
@@ -109,13 +109,13 @@ def after_loss(self:MetricGuide):
     with torch.no_grad(): s = self.running.value if isinstance(self.running, RunningScale) else smooth_scale(protos, self.costs)
     self.rows.append((lam, *torch.stack([o.detach().float() for o in (data,guide,s)]).tolist()))
 
-# %% ../nbs/04_callbacks.ipynb #35f46894
+# %% ../nbs/04_callbacks.ipynb #5329ae1f
 @patch(as_prop=True)
 def log(self:MetricGuide):
     "`lam`, data loss, guide and optimal scale of each batch"
     return pd.DataFrame(self.rows, columns=['lam','data_loss','guide','scale'])
 
-# %% ../nbs/04_callbacks.ipynb #1e35bbdd
+# %% ../nbs/04_callbacks.ipynb #ad8e7a27
 def _broadcast(self, t, rank):
     t = torch.LongTensor(t).to('cuda' if torch.distributed.get_backend()=='nccl' else 'cpu')
     torch.distributed.broadcast(t, rank)
@@ -126,7 +126,7 @@ def cpu_distrib():
     from fastai.distributed import DistributedDL # needs accelerate, which not everyone has
     DistributedDL._broadcast = _broadcast
 
-# %% ../nbs/04_callbacks.ipynb #26333900
+# %% ../nbs/04_callbacks.ipynb #591d1129
 class ProtoRates(Callback):
     "Let prototypes learn `lr` times as fast as the rest, with a weight decay `wd` of their own"
     order,run_valid = MixedPrecision.order+2,False # after anything that may cancel the step
@@ -141,7 +141,7 @@ class ProtoRates(Callback):
         if isinstance(self.opt, OptimWrapper): raise ValueError("PyTorch's optimizers decay all weights of a group alike: use `splitter=split_protos` instead of `wd`")
         self.opt.state[self.found]['do_wd'] = False
 
-# %% ../nbs/04_callbacks.ipynb #ff64531a
+# %% ../nbs/04_callbacks.ipynb #50635ea1
 @patch
 def before_step(self:ProtoRates): self.old = self.found.detach().clone()
 
@@ -152,7 +152,7 @@ def after_step(self:ProtoRates):
     decay = 1-self.lr_mult*self.opt.hypers[group]['lr']*(self.proto_wd or 0)
     with torch.no_grad(): self.found.copy_(decay*self.old+self.lr_mult*(self.found-self.old))
 
-# %% ../nbs/04_callbacks.ipynb #ff07f550
+# %% ../nbs/04_callbacks.ipynb #24d13338
 class ScaleRecorder(Callback):
     "Keep the optimal scale of the prototypes with respect to `D` after each batch, and their distortion after each epoch"
     run_valid = False
@@ -169,7 +169,7 @@ class ScaleRecorder(Callback):
         self.costs = costs_for(align_costs(self.D, self.dls), len(self.found.protos)).to(self.found.protos.device)
         self.scales,self.distortions,self.ends = [],[],[]
 
-# %% ../nbs/04_callbacks.ipynb #8574843f
+# %% ../nbs/04_callbacks.ipynb #a08fd5c9
 @patch
 def after_batch(self:ScaleRecorder): self.scales.append(smooth_scale(self.found.protos.detach(), self.costs).item())
 
@@ -178,7 +178,7 @@ def after_train(self:ScaleRecorder):
     self.ends.append(len(self.scales))
     self.distortions.append(scale_free_distortion(self.found.protos.detach(), self.costs).item())
 
-# %% ../nbs/04_callbacks.ipynb #5bb9e58c
+# %% ../nbs/04_callbacks.ipynb #90a3c011
 @patch
 def plot(self:ScaleRecorder, ax=None):
     "Optimal scale over batches, and scale-free distortion over epochs on an axis of its own"
@@ -191,7 +191,7 @@ def plot(self:ScaleRecorder, ax=None):
     ax.legend(handles=ax.lines[:1]+twin.lines[:1], loc='upper right')
     return ax
 
-# %% ../nbs/04_callbacks.ipynb #4fba5442
+# %% ../nbs/04_callbacks.ipynb #79a977ef
 class ProtoWatch(Callback):
     "Warn when prototypes diverge or collapse"
     run_valid = False
@@ -210,7 +210,7 @@ class ProtoWatch(Callback):
         d = d[~torch.eye(len(d), dtype=torch.bool, device=d.device)]
         return d.mean().item(),d.min().item()
 
-# %% ../nbs/04_callbacks.ipynb #a92cfee4
+# %% ../nbs/04_callbacks.ipynb #fe71df4f
 @patch
 def after_batch(self:ProtoWatch):
     if self.said or self.train_iter%self.every: return
@@ -221,7 +221,7 @@ def after_batch(self:ProtoWatch):
         "Less weight decay on them (`ProtoRates(wd=0)`), a smaller `lam` or a wider `init` keeps them apart")
     if self.said: warnings.warn(self.said)
 
-# %% ../nbs/04_callbacks.ipynb #f7ca676e
+# %% ../nbs/04_callbacks.ipynb #75383d4d
 class NotFinite(ValueError):
     "A loss or a gradient that is NaN or infinite, and where it comes from"
 
@@ -236,7 +236,7 @@ def check_targets(
     if len(bad): raise HierarchyError(f"{len(bad)} of {y.numel()} labels of this batch are none of the {K} classes, which are numbered from 0 to {K-1}: "
         f"{', '.join(map(str, bad.unique()[:5].tolist()))}. Correct them, or give the label of what does not count as `ignore_index`")
 
-# %% ../nbs/04_callbacks.ipynb #6df88fbf
+# %% ../nbs/04_callbacks.ipynb #33e660a5
 def _odd(t): return isinstance(t, torch.Tensor) and t.is_floating_point() and not bool(t.isfinite().all())
 def _names(model, odd): return [n for n,p in model.named_parameters() if odd(p)]
 def _called(names): return 'the prototypes' if names[0].split('.')[-1]=='protos' else f"the weights {', '.join(names[:3])}{' and others' if len(names)>3 else ''}"
@@ -249,7 +249,7 @@ _advice = {
     'data loss': "The scores are finite: look at the class weights and at the loss function",
     'gradient': "Clip it (`GradientClip(1.)` of fastai), or lower the learning rate"}
 
-# %% ../nbs/04_callbacks.ipynb #de3707df
+# %% ../nbs/04_callbacks.ipynb #b236592e
 def _tensors(xs):
     "All tensors in nested tuples, lists and dicts"
     return [t for x in xs for t in (_tensors(x.values() if isinstance(x, dict) else x) if isinstance(x, (tuple,list,dict)) else [x])]
@@ -270,7 +270,7 @@ def blame_loss(
 
 
 
-# %% ../nbs/04_callbacks.ipynb #4827a35b
+# %% ../nbs/04_callbacks.ipynb #d9dd68bc
 class SoundCheck(Callback):
     "Stop with an error that names the batch and the culprit if a label is no class, or a loss or gradient is not finite"
     order = 51 # right after the Recorder
@@ -285,7 +285,7 @@ class SoundCheck(Callback):
         if not isinstance(y, torch.Tensor) or y.is_floating_point() or not isinstance(p, torch.Tensor) or p.ndim!=y.ndim+1: return
         if self.fresh or y.device.type=='cpu': check_targets(y, p.shape[1], getattr(self.learn.loss_func, 'ignore_index', -100))
 
-# %% ../nbs/04_callbacks.ipynb #cd970987
+# %% ../nbs/04_callbacks.ipynb #95815b53
 @patch
 def _note(self:SoundCheck, what, x):
     "Look whether `x` is finite, or put it aside to look later"
@@ -311,7 +311,7 @@ def before_step(self:SoundCheck):
 def after_batch(self:SoundCheck):
     if self.training: self._look(late=True)
 
-# %% ../nbs/04_callbacks.ipynb #5b0511c8
+# %% ../nbs/04_callbacks.ipynb #caf19969
 @patch
 def _stop(self:SoundCheck, what, late):
     if hasattr(self.learn, 'lr_finder'): raise CancelFitException()
@@ -320,7 +320,7 @@ def _stop(self:SoundCheck, what, late):
     raise NotFinite(f"Training stopped at batch {self.iter+1} of {self.n_iter} in epoch {self.epoch+1}: the loss is {self.loss.detach().mean().item():.3g}{words}. {_advice[key]}. "
         + ("The weights have made this step: load earlier ones" if late else "The weights are those of before this batch"))
 
-# %% ../nbs/04_callbacks.ipynb #a75079af
+# %% ../nbs/04_callbacks.ipynb #45551946
 class PrototypePlot(Callback):
     "Keep the embeddings of the validation set and the prototypes of each epoch, and draw them"
     run_train = False
@@ -339,7 +339,7 @@ class PrototypePlot(Callback):
         m = find_protos(self.model).protos.shape[1]
         if m!=2: raise ValueError(f"`PrototypePlot` draws embeddings of 2 dimensions, this model has {m}")
 
-# %% ../nbs/04_callbacks.ipynb #e0d9093c
+# %% ../nbs/04_callbacks.ipynb #81da355f
 @patch
 def before_validate(self:PrototypePlot):
     self.zs,self.ys,self.hook = [],[],None
@@ -350,7 +350,7 @@ def before_validate(self:PrototypePlot):
 def after_batch(self:PrototypePlot):
     if self.hook is not None: self.ys.append(self.y.cpu())
 
-# %% ../nbs/04_callbacks.ipynb #bf5af9c7
+# %% ../nbs/04_callbacks.ipynb #2c4c8202
 @patch
 def after_validate(self:PrototypePlot):
     if self.hook is not None: self.hook.remove(); self.hook = None
@@ -360,7 +360,7 @@ def after_validate(self:PrototypePlot):
     self.zs,self.ys = [],[]
     if self.live: self._show()
 
-# %% ../nbs/04_callbacks.ipynb #4d3965a3
+# %% ../nbs/04_callbacks.ipynb #dfc00842
 @patch
 def plot(self:PrototypePlot,
     epochs=None, # which epochs; four of them, evenly spaced, by default
@@ -374,7 +374,7 @@ def plot(self:PrototypePlot,
     fig.tight_layout()
     return fig
 
-# %% ../nbs/04_callbacks.ipynb #81eb9bff
+# %% ../nbs/04_callbacks.ipynb #df99926c
 @patch
 def _show(self:PrototypePlot):
     from IPython.display import display
