@@ -102,7 +102,7 @@ def run_sweep(
     while left:
         res = []
         for r in left:
-            res.append(run_claimed(r, out, **kwargs))
+            res.append(run_claimed(r, out, also=same_training(r, left), **kwargs))
             if res[-1]!='claimed': say(f"{res[-1]}: {describe(r)}")
         failed += [r for r,o in zip(left, res) if o=='failed']
         if len(left)==res.count('claimed'): time.sleep(wait)

@@ -60,6 +60,11 @@ def __call__(self:Method, h, m, **overrides):
     if self.tree: as_tree(h, f'The method {self.source.split(":")[0]}')
     return self.make(h, m, **{**self.params, **overrides})
 
+@patch
+def decide(self:Method, h):
+    "Its decision rule for the classes of `h`"
+    return argmax_rule if self.rule is None else self.rule(h)
+
 # %% ../nbs/19_methods.ipynb #53987b09
 def _data_loss(gamma=0., **kwargs): return FocalDataLoss(gamma, **kwargs) if gamma else DataLoss(**kwargs)
 def _linear(h, m, loss): return LinearHead(m, len(h)), loss, []
@@ -189,7 +194,7 @@ def hier_learner(
     model = nn.Sequential(embedder(arch, m, **{'n_in': x[0].shape[1], 'x': x, **body}, pretrained=pretrained), head)
     if pretrained is True: add_norm(dls, _stats(arch, model[0][0]))
     learn = Learner(dls, model, cbs=[*own, *L(cbs)], **{**dict(loss_func=loss, metrics=hier_metrics(h, ignore_index=getattr(loss, 'ignore_index', None)), splitter=_split(arch)), **rest})
-    learn.hierarchy,learn.rule = h,argmax_rule if meth.rule is None else meth.rule(h)
+    learn.hierarchy,learn.rule = h,meth.decide(h)
     learn.arch,learn.method = name if isinstance(name, str) else getattr(name, '__name__', None),method if isinstance(method, str) else None
     if pretrained: learn.freeze()
     return learn

@@ -78,7 +78,7 @@ SCHEDULES = dict(steps=steps, constant=constant, factor=factor, product=product)
 # %% ../nbs/36_recipes.ipynb #6f692f15
 _smoke = dict(epochs=2, n_train=256, n_test=256, runs=1)
 TIERS = dict(paper={},
-    cpu=dict(digits=dict(), mnist=dict(epochs=10), cifar100=dict(arch='thin_resnet', epochs=13),
+    cpu=dict(digits=dict(), mnist=dict(epochs=10), cifar100=dict(arch='swift_resnet', epochs=13),
              nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=40, bs=8, lr=1e-2), s2agri=dict(epochs=20), inat19=dict(arch='thin_resnet', pretrained=False, epochs=10, size=64)),
     smoke=dict(digits=dict(_smoke, bs=32), mnist=_smoke, cifar100=dict(_smoke, arch='thin_resnet', bs=32),
                nyudv2=dict(_smoke, arch='slim_fusenet', pretrained=False, n_train=16, n_test=8),
@@ -86,7 +86,7 @@ TIERS = dict(paper={},
                inat19=dict(_smoke, arch='thin_resnet', pretrained=False, n_train=64, n_test=64, bs=16, size=32, num_workers=0)))
 
 # %% ../nbs/36_recipes.ipynb #c9a82c41
-TIERS['study'] = dict(cifar100=dict(TIERS['cpu']['cifar100'], holdout=.1, n_train=10000, epochs=6, runs=2))
+TIERS['study'] = dict(cifar100=dict(TIERS['cpu']['cifar100'], holdout=.1, epochs=5, runs=1))
 
 def known(x, options, what):
     "Complain unless `x` is one of `options`; `what` says what it should be"
@@ -116,7 +116,8 @@ def run_id(
 LITTLE = dict(pretrained=(False, 'section 4.5'), lam=(20., 'section 4.5'))
 TREES = dict(digits='mnist_visual', mnist='mnist_visual', cifar100='cifar100', nyudv2='nyudv2', s2agri='nomenclatures', inat19='inat19')
 OPTIONS = dict(n_train='how many to train on', n_test='how many to measure on', num_workers='processes that load', last='of the schedules `factor` and `product`', at='of `steps`', factor='of `steps`',
-               gamma='of the focal loss', fp16='mixed precision', holdout='share of the training set in place of the test set', proto_lr='factor to the learning rate of prototypes', proto_wd='their weight decay')
+               gamma='of the focal loss', fp16='mixed precision', holdout='share of the training set in place of the test set', proto_lr='factor to the learning rate of prototypes', proto_wd='their weight decay',
+               same_steps='with a fraction of the data, as many steps as with all of it')
 
 def _value(d): return {k: v[0] for k,v in d.items()}
 
@@ -135,7 +136,7 @@ def resolve(
     known(data, RECIPES, 'data')
     r = {**_value(RECIPES[data]), **(_value(LITTLE) if fraction<1 else {}), **tier_of(data, tier)}
     own,args = [{k: v for k,v in overrides.items() if (k in r or k in OPTIONS)==o} for o in (True,False)]
-    r.update(own)
+    r.update({k: float(v) if isinstance(r.get(k), float) and type(v) is int else v for k,v in own.items()})
     if not method.startswith('gp_'): r['lam'] = None
     r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, hierarchy=hierarchy or TREES[data], args=args)
     return dict(run_id=run_id(r), **r)

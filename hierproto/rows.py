@@ -54,7 +54,7 @@ def add_row(
 # %% ../nbs/35_rows.ipynb #9799c4fa
 def _read(path): return whole(Path(path).read_bytes()) if Path(path).exists() else b''
 def finished(path): "The `run_id` of each row at `path`"; return _ids(_read(path))
-def read_rows(path): "The rows at `path` as a `DataFrame`, empty if there are none"; t = _read(path); return pd.read_csv(io.BytesIO(t), dtype=dict(run_id=str)) if t else pd.DataFrame()
+def read_rows(path): "The rows at `path` as a `DataFrame`, empty if there are none"; t = _read(path); return pd.read_csv(io.BytesIO(t), dtype=dict(run_id=str, commit=str)) if t else pd.DataFrame()
 
 # %% ../nbs/35_rows.ipynb #8e398bc8
 def write_whole(
