@@ -134,14 +134,13 @@ def long_run(o):
     "Small trainings in one process for `minutes`: one row for each sample of memory and open files"
     import torch
     torch.set_num_threads(1)
-    start, n, due, out = time.time(), 0, 0., []
-    while (now := time.time()-start) < 60*o.minutes or len(out) < 2:
+    start, n, due, samples = time.time(), 0, 0., 0
+    while time.time()-start < 60*o.minutes or samples < 2:
         one_training(n); n += 1
         if time.time()-start >= due:
-            gc.collect()
-            out.append(dict(name='small trainings', cases=n, failures=0, seconds=round(time.time()-start, 1), rss_mb=round(rss(), 1), handles=handles()))
+            gc.collect(); samples += 1
+            yield dict(name='small trainings', cases=n, failures=0, seconds=time.time()-start, rss_mb=round(rss(), 1), handles=handles())
             due += 60*o.minutes/120
-    yield from out
 
 
 def main():
@@ -163,8 +162,9 @@ def main():
         rows = []
         for r in globals()[s](o):
             rows.append(dict(suite=s, **{**r, 'seconds': round(r['seconds'], 1)})); failures += r['failures']
-            if s != 'long_run': say(rows[-1]); write(rows[-1:], o.out, at)
-        if s == 'long_run': say(rows[-1]); write(rows, o.out, at)
+            if s != 'long_run': say(rows[-1])
+            write(rows, o.out, at)  # at once, so that a run that is stopped keeps what it has
+        if s == 'long_run': say(rows[-1])
     sys.exit(f'{failures} failures: see above' if failures else 0)
 
 if __name__ == '__main__': main()
