@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['APP', 'SETS', 'HYPER', 'RUNS', 'CIFAR100', 'NYUDV2', 'S2AGRI', 'INAT19', 'NB', 'OURS', 'MNIST', 'DIGITS', 'RECIPES',
            'SCHEDULES', 'TIERS', 'LITTLE', 'TREES', 'OPTIONS', 'TABLE', 'GROUPS', 'recipe_table', 'steps', 'constant',
-           'factor', 'product', 'known', 'tier_of', 'run_id', 'resolve', 'overridden', 'describe', 'settings',
+           'factor', 'product', 'cosine', 'known', 'tier_of', 'run_id', 'resolve', 'overridden', 'describe', 'settings',
            'parse_methods', 'sweep_recipes']
 
 # %% ../nbs/36_recipes.ipynb #7f44fd1c
-import hashlib, json, os
+import hashlib, json, math, os
 import pandas as pd
 from pathlib import Path
 
@@ -73,13 +73,14 @@ def constant(e, n): "Factor 1 whatever the epoch `e` of `n`"; return 1.
 # %% ../nbs/36_recipes.ipynb #3d3e328f
 def factor(e, n, last=.9): "Factor of epoch `e` of `n`, falling exponentially from 1 to `last`"; return last**(e/max(1, n-1))
 def product(e, n, last=.9): "Product of the factors up to epoch `e` of `n`, each falling exponentially from 1 to `last`"; return last**(e*(e+1)/2/max(1, n-1))
-SCHEDULES = dict(steps=steps, constant=constant, factor=factor, product=product)
+def cosine(e, n): "Factor of epoch `e` of `n`, falling from nearly 1 to nearly 0 along half a cosine"; return (1+math.cos(math.pi*(e+.5)/n))/2
+SCHEDULES = dict(steps=steps, constant=constant, factor=factor, product=product, cosine=cosine)
 
 # %% ../nbs/36_recipes.ipynb #6f692f15
 _smoke = dict(epochs=2, n_train=256, n_test=256, runs=1)
 TIERS = dict(paper={},
-    cpu=dict(digits=dict(), mnist=dict(epochs=10), cifar100=dict(arch='swift_resnet', epochs=13),
-             nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=40, bs=8, lr=1e-2), s2agri=dict(epochs=20), inat19=dict(arch='thin_resnet', pretrained=False, epochs=10, size=64)),
+    cpu=dict(digits=dict(), mnist=dict(epochs=10), cifar100=dict(arch='swift_resnet', epochs=12, schedule='cosine'),
+             nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=16, bs=8, lr=1e-2), s2agri=dict(epochs=20), inat19=dict(arch='thin_resnet', pretrained=False, epochs=10, size=64)),
     smoke=dict(digits=dict(_smoke, bs=32), mnist=_smoke, cifar100=dict(_smoke, arch='thin_resnet', bs=32),
                nyudv2=dict(_smoke, arch='slim_fusenet', pretrained=False, n_train=16, n_test=8),
                s2agri=dict(_smoke, n_train=64, n_test=64, bs=16, min_samples=10),
