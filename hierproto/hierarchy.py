@@ -216,11 +216,14 @@ def order(self:Hierarchy): "Class numbers in the order of the tree, siblings sid
 
 # %% ../nbs/00_hierarchy.ipynb #dc72cb1e
 @patch
-def _runs(self:Hierarchy):
-    "Where each node's run of classes begins in `order`, and how long it is"
-    first = np.full(self.n_nodes, len(self))
-    np.minimum.at(first, self.paths().numpy(), torch.argsort(self.order).numpy()[:,None]) # the filler -1 is the root, as above
-    return torch.from_numpy(first), self.ancestry().sum(1)
+def _runs(self:Hierarchy, n=None):
+    "Where each node's run begins among the nodes below number `n` (by default the classes) in preorder, and how long it is"
+    pre, parent, levels = self._pre, self.parent.numpy(), self.levels.numpy()
+    counts = np.arange(len(pre)) < (n or len(self))
+    first, size = np.empty(len(pre), dtype=int), counts.astype(int)
+    first[pre] = np.cumsum(counts[pre]) - counts[pre]
+    for l in range(self.depth, 0, -1): np.add.at(size, parent[levels == l], size[levels == l])
+    return torch.from_numpy(first), torch.from_numpy(size)
 
 # %% ../nbs/00_hierarchy.ipynb #8fdc2b91
 def _shorten(text, width): return text if len(text) <= width else text[:width-1].rsplit(' ', 1)[0] + ' …'
@@ -244,40 +247,43 @@ def tree(self:Hierarchy,
     if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[groups] <= l).sum() <= lines)
     return '\n'.join(_shorten(self._line(i, size[i]), width) for i in groups if self.levels[i] <= level)
 
+# %% ../nbs/00_hierarchy.ipynb #ba8b3d5a
+def _few_bits(W, bits):
+    "`W` rounded to multiples of one power of two, with `bits` bits for the largest, so that sums of a few are exact"
+    unit = 2.**(np.frexp(W.max())[1] - bits)
+    return np.round(W/unit)*unit
+
 # %% ../nbs/00_hierarchy.ipynb #fa8e1a3c
 @patch
 def _heights(self:Hierarchy):
     "Length of the way from the root to each node"
     W, parent, levels = self._w.copy(), self.parent.numpy(), self.levels.numpy()
     for l in range(2, self.depth+1): W[levels == l] += W[parent[levels == l]]
-    return W
+    return _few_bits(W, 50)
 
-# %% ../nbs/00_hierarchy.ipynb #e439e2c3
-def _cost_rows(W, valley):
-    "Rows of the cost matrix of nodes in preorder, from their heights `W` and the lowest parent between neighbours"
-    for i in range(len(W)):
-        left, right = np.minimum.accumulate(valley[:i][::-1])[::-1], np.minimum.accumulate(valley[i:])
-        yield W[i] + W - 2*np.concatenate([left, W[i:i+1], right])
-
-# %% ../nbs/00_hierarchy.ipynb #eb6caf78
+# %% ../nbs/00_hierarchy.ipynb #9aa74294
 @patch
-def _skyline(self:Hierarchy, n):
-    "Of the nodes below number `n`, in preorder: their numbers, heights, and the lowest parent between neighbours"
-    W, at = self._heights(), np.flatnonzero(self._pre < n)
-    lowest = W[self.parent.numpy()[self._pre]]
-    valley = np.minimum.reduceat(lowest[:at[-1]+1], at[:-1]+1) if n > 1 else lowest[:0]
-    return self._pre[at], W[self._pre[at]], valley
+def _meeting_rows(self:Hierarchy, n):
+    "Each node below number `n` with its height and the row of $W_l - 2W_{k \\wedge l}$, but its own number; the row is one array that changes"
+    W, parent, nodes, way = self._heights(), self.parent.numpy(), self._pre[self._pre < n], []
+    below = [nodes[a:a+s] for a, s in zip(*map(torch.Tensor.tolist, self._runs(n)))]
+    row, edge = W[:n].astype(np.float32 if (W == _few_bits(W, 22)).all() else float), (W - W[parent]).tolist()
+    for i in self._pre.tolist():
+        while way and way[-1] != parent[i]: p = way.pop(); row[below[p]] += 2*edge[p]
+        if i >= len(self): way.append(i); row[below[i]] -= 2*edge[i]
+        if i < n: yield i, float(W[i]), row
 
-# %% ../nbs/00_hierarchy.ipynb #a0e1f72f
+# %% ../nbs/00_hierarchy.ipynb #1ddf88d6
 @patch
 def costs(self:Hierarchy,
     hidden=False # over all nodes, the root last, instead of over the leaves
 ):
     "Cost matrix: the length of the path between every two classes"
-    nodes, W, valley = self._skyline(self.n_nodes if hidden else len(self))
-    back, D = np.argsort(nodes), torch.empty(len(nodes), len(nodes))
-    for k, row in zip(nodes, _cost_rows(W, valley)): D[k] = torch.from_numpy(row[back])
-    return D
+    n = self.n_nodes if hidden else len(self)
+    D = np.empty((n, n), dtype=np.float32) # numpy asks for large pages, torch does not
+    for i, W, row in self._meeting_rows(n): np.add(row, W, out=D[i], casting='same_kind')
+    np.fill_diagonal(D, 0)
+    return torch.from_numpy(D)
 
 # %% ../nbs/00_hierarchy.ipynb #9f26d306
 def _minima(x):
