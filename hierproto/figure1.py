@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['MODELS', 'COSTS', 'PUBLISHED', 'COLUMNS', 'DATA', 'COLOURS', 'model_title', 'figure1_model', 'StepDown',
            'figure1_learner', 'embed', 'metrics_of', 'measure', 'first_of_each', 'Snapshots', 'recipe',
-           'figure1_recipes', 'circumstances', 'NoValidation', 'EpochBar', 'run', 'save_arrays', 'load_arrays', 'claim',
-           'run_all', 'figure1_table', 'tree_lines', 'plot_lines', 'plot_points', 'plot_figure1', 'keep_memory',
-           'demo_recipes', 'main']
+           'figure1_recipes', 'circumstances', 'NoValidation', 'run', 'save_arrays', 'load_arrays', 'claim', 'run_all',
+           'figure1_table', 'tree_lines', 'plot_points', 'plot_figure1', 'keep_memory', 'demo_recipes', 'main']
 
 # %% ../nbs/39_figure1_runs.ipynb #d12d0925
 import contextlib, ctypes, gc, hashlib, json, sys, tempfile, threading, time
@@ -187,7 +186,7 @@ class NoValidation(Callback):
     "Train without looking at the validation set"
     def before_validate(self): raise CancelValidException
 
-class EpochBar(Callback):
+class _EpochBar(Callback):
     "One progress bar for all epochs"
     def before_fit(self): self.pb = progress_bar(range(self.n_epoch)); self.pb.update(0)
     def after_train(self): self.pb.update(self.epoch+1)
@@ -207,7 +206,7 @@ def run(
     learn = figure1_learner(dls, r['method'], D, m=r['m'], lam=r['lam'], lr=r['lr'], seed=r['seed'])
     if snapshots: learn.add_cb(Snapshots(dls.valid_ds))
     torch.manual_seed(r['seed'])
-    with learn.no_logging(), learn.no_bar(): learn.fit(r['epochs'], cbs=[NoValidation(), *[EpochBar()]*bar])
+    with learn.no_logging(), learn.no_bar(): learn.fit(r['epochs'], cbs=[NoValidation(), *[_EpochBar()]*bar])
     res,arrays = measure(learn.model, dls.valid)
     res['ahc'] = res['ahc_numerical' if r['hierarchy']=='digits_chain' else 'ahc_visual']
     return {**r, **res, **circumstances(r, start)}, {**arrays, **(learn.snapshots.arrays() if snapshots else {})}
@@ -281,7 +280,7 @@ def tree_lines(
     return [(at[i], at[p]) for i,p in enumerate(D.parent.tolist()) if p>=0], at[-1]
 
 # %% ../nbs/39_figure1_runs.ipynb #826e82c1
-def plot_lines(ax, points, name):
+def _plot_lines(ax, points, name):
     "The lines of hierarchy `name` between `points`, on `ax`"
     lines,root = tree_lines(points, name)
     for a,b in lines: ax.plot(*np.stack([a,b]).T, color='.25', lw=.8, zorder=2)
@@ -292,7 +291,7 @@ def plot_points(ax, z, y, means=None, protos=None, name=None):
     "Embeddings `z` of digits `y`, class `means`, `protos` and the lines of hierarchy `name` on `ax`"
     ax.scatter(*z.astype(float).T, c=COLOURS[y], s=6, alpha=.55, lw=0)
     at = means if protos is None else protos
-    if name: plot_lines(ax, at, name)
+    if name: _plot_lines(ax, at, name)
     if means is not None: ax.scatter(*means.T, s=38, c=COLOURS, edgecolor='k', lw=.8, zorder=4)
     if protos is not None: ax.scatter(*protos.T, s=120, marker='s', c=COLOURS, edgecolor='k', lw=.8, zorder=5)
     for k,p in enumerate(at): ax.annotate(str(k), p, ha='center', va='center', fontsize=8, fontweight='bold', zorder=6,

@@ -67,6 +67,7 @@ def toy_data(
     folder=None # where to write; beside fastai's data unless given
 ):
     "Folder with a toy of `data` in the official layout, written if it is not there"
+    if data not in TOYS: raise ValueError(f"There is no toy of {data!r}; there are {', '.join(TOYS)}")
     path = Path(folder or fastai_cfg().path('data')/'hierproto')/f'toy_{data}'
     if path.exists(): return path
     part = path.with_name(f'{path.name}.{os.getpid()}.part')
