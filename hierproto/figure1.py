@@ -27,6 +27,7 @@ from .data.digits import *
 from .data.mnist import *
 from .backbones.convnet import *
 from .rows import *
+from .recipes import RULES, check_value, known
 
 # %% ../nbs/39_figure1_runs.ipynb #43ee9f8f
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
@@ -344,6 +345,7 @@ def main(
     quiet:store_true=False   # no progress bars
 ):
     "Train the models of Figure 1 on `data`, print the table and draw the picture in `out`"
+    known(data, ['digits','mnist'], 'data'); check_value('threads', threads, dict(threads=RULES['num_workers']))
     keep_memory()
     if threads: torch.set_num_threads(threads)
     rs = figure1_recipes(data) if data=='mnist' else demo_recipes()

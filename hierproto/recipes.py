@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['APP', 'SETS', 'HYPER', 'RUNS', 'CIFAR100', 'NYUDV2', 'S2AGRI', 'INAT19', 'NB', 'OURS', 'MNIST', 'DIGITS', 'RECIPES',
-           'SCHEDULES', 'TIERS', 'LITTLE', 'TREES', 'OPTIONS', 'TABLE', 'GROUPS', 'recipe_table', 'steps', 'constant',
-           'factor', 'product', 'cosine', 'known', 'tier_of', 'run_id', 'resolve', 'overridden', 'describe', 'settings',
-           'parse_methods', 'sweep_recipes']
+           'SCHEDULES', 'TIERS', 'LITTLE', 'TREES', 'OPTIONS', 'ARCHS', 'RULES', 'TABLE', 'GROUPS', 'recipe_table',
+           'steps', 'constant', 'factor', 'product', 'cosine', 'RecipeError', 'known', 'tier_of', 'run_id',
+           'check_value', 'rule_like', 'check_recipe', 'resolve', 'overridden', 'describe', 'settings', 'parse_methods',
+           'sweep_recipes']
 
 # %% ../nbs/36_recipes.ipynb #7f44fd1c
 import hashlib, json, math, os
@@ -89,9 +90,11 @@ TIERS = dict(paper={},
 # %% ../nbs/36_recipes.ipynb #c9a82c41
 TIERS['study'] = dict(cifar100=dict(TIERS['cpu']['cifar100'], holdout=.1, epochs=5, runs=1))
 
+class RecipeError(ValueError): "A recipe that cannot be followed, and what to change"
+
 def known(x, options, what):
     "Complain unless `x` is one of `options`; `what` says what it should be"
-    if x not in options: raise ValueError(f'{what} {x!r} is none of {", ".join(options)}')
+    if x not in options: raise RecipeError(f'{what} {x!r} is none of {", ".join(options)}')
 
 def tier_of(
     data, # name in `RECIPES`
@@ -99,7 +102,7 @@ def tier_of(
 ):
     "What `tier` changes of the recipe of `data`"
     known(tier, TIERS, 'tier')
-    if TIERS[tier] and data not in TIERS[tier]: raise ValueError(f'tier {tier!r} is for {", ".join(TIERS[tier])} only, not for {data}')
+    if TIERS[tier] and data not in TIERS[tier]: raise RecipeError(f'tier {tier!r} is for {", ".join(TIERS[tier])} only, not for {data}')
     return TIERS[tier].get(data, {})
 
 # %% ../nbs/36_recipes.ipynb #cf2af0e3
@@ -116,13 +119,64 @@ def run_id(
 # %% ../nbs/36_recipes.ipynb #7de997f4
 LITTLE = dict(pretrained=(False, 'section 4.5'), lam=(20., 'section 4.5'))
 TREES = dict(digits='mnist_visual', mnist='mnist_visual', cifar100='cifar100', nyudv2='nyudv2', s2agri='nomenclatures', inat19='inat19')
-OPTIONS = dict(n_train='how many to train on', n_test='how many to measure on', num_workers='processes that load', last='of the schedules `factor` and `product`', at='of `steps`', factor='of `steps`',
+OPTIONS = dict(mom='of `sgd`', betas='of `adam`', n_train='how many to train on', n_test='how many to measure on', num_workers='processes that load', last='of the schedules `factor` and `product`', at='of `steps`', factor='of `steps`',
                gamma='of the focal loss', fp16='mixed precision', holdout='share of the training set in place of the test set', proto_lr='factor to the learning rate of prototypes', proto_wd='their weight decay',
                same_steps='with a fraction of the data, as many steps as with all of it')
 
 def _value(d): return {k: v[0] for k,v in d.items()}
 
 # %% ../nbs/36_recipes.ipynb #493bdc3f
+def _number(v): return type(v) in (int,float) and abs(v)<1e300 # NaN is not below anything
+def _whole(least, below=2**32): return lambda v: type(v) is int and least<=v<below, f'a whole number from {least}'
+def _named(names): return lambda v: isinstance(v, str) and v in names, 'one of '+', '.join(names)
+def _or_none(test, words): return lambda v: v is None or test(v), f'{words}, or None'
+def _list(test, words, n=None): return lambda v: isinstance(v, (list,tuple)) and n in (None,len(v)) and all(map(test, v)), 'a list of '+words
+
+_count,_index,_truth = _whole(1),_whole(0),(lambda v: type(v) is bool, 'True or False')
+_above,_amount = (lambda v: _number(v) and v>0, 'a number above 0'),(lambda v: _number(v) and v>=0, 'a number from 0')
+_share = (lambda v: _number(v) and 0<=v<1, 'a number from 0 to below 1')
+
+# %% ../nbs/36_recipes.ipynb #66964df0
+ARCHS = 'convnet resnet18_32 thin_resnet swift_resnet resnet18_224 fusenet slim_fusenet psetae'.split()
+RULES = dict(
+    seed=_index, fold=_index, fraction=(lambda v: _number(v) and 0<v<=1, 'a number above 0 and up to 1'), arch=_named(ARCHS), loss=_named(['cross_entropy','focal']), opt=_named(['sgd','adam']), schedule=_named(SCHEDULES),
+    report=_named(['last','best_of_last_5','best_valid']), repeat=_named(['seed','fold']), summary=_named(['median','mean']), without=_list(lambda v: isinstance(v, str), 'names of methods'),
+    pretrained=(lambda v: type(v) is bool or isinstance(v, str) and os.path.isfile(v), 'True, False or a file of weights'),
+    **dict.fromkeys('epochs bs m size runs min_samples n_train n_test'.split(), _count), num_workers=_index, **dict.fromkeys('project fp16 same_steps'.split(), _truth),
+    **dict.fromkeys('lr factor last'.split(), _above), **dict.fromkeys('wd gamma proto_lr'.split(), _amount), lam=_or_none(*_amount), proto_wd=_or_none(*_amount), mom=_share, holdout=_share,
+    betas=_list(_share[0], 'two numbers from 0 to below 1', 2), at=_list(lambda v: _number(v) and 0<=v<=1, 'parts of the training, from 0 to 1'))
+
+def check_value(
+    name, # of a setting
+    v,    # its value
+    rules=RULES # what each setting may be
+):
+    "Complain unless `v` is a value that the setting `name` may have"
+    test,words = rules[name]
+    if not test(v): raise RecipeError(f'{name}={str(v)[:80]} cannot be: {name} is {words}')
+
+# %% ../nbs/36_recipes.ipynb #a1af5621
+def rule_like(
+    default # of an argument
+):
+    "The rule of an argument: a value of the kind of its `default`"
+    if type(default) is bool: return _truth
+    if type(default) in (int,float): return _number,'a number'
+    if isinstance(default, str): return (lambda v: isinstance(v, str)),'a word'
+    return (lambda v: type(v) is not float or _number(v)),'not without bounds'
+
+# %% ../nbs/36_recipes.ipynb #f3c01bd6
+def check_recipe(
+    r # a recipe, all but its `run_id`
+):
+    "Complain if values of `r` do not fit together, or its hierarchy is a file that does not exist"
+    for k,need in (('opt',dict(sgd='mom', adam='betas')),('loss',dict(focal='gamma'))):
+        if (o := need.get(r[k])) and o not in r: raise RecipeError(f'{k}={r[k]} needs {o}: set {o} too')
+    folds = RECIPES[r['data']]['runs'][0] if r['repeat']=='fold' else 1
+    if r['fold']>=folds: raise RecipeError(f"fold={r['fold']} cannot be: " + (f"the folds of {r['data']} are 0 to {folds-1}" if folds>1 else f"{r['data']} is not cross-validated, and its fold is 0"))
+    if Path(r['hierarchy']).suffix in ('.csv','.json') and not os.path.isfile(r['hierarchy']): raise RecipeError(f"hierarchy {r['hierarchy']!r} is no file: name one that exists, or a tree of the library")
+
+# %% ../nbs/36_recipes.ipynb #cef20a6c
 def resolve(
     data,           # name in `RECIPES`
     method='gp_disto', # name in `METHODS`
@@ -137,9 +191,11 @@ def resolve(
     known(data, RECIPES, 'data')
     r = {**_value(RECIPES[data]), **(_value(LITTLE) if fraction<1 else {}), **tier_of(data, tier)}
     own,args = [{k: v for k,v in overrides.items() if (k in r or k in OPTIONS)==o} for o in (True,False)]
+    for k,v in dict(own, seed=seed, fold=fold, fraction=fraction).items(): check_value(k, v)
     r.update({k: float(v) if isinstance(r.get(k), float) and type(v) is int else v for k,v in own.items()})
     if not method.startswith('gp_'): r['lam'] = None
     r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, hierarchy=hierarchy or TREES[data], args=args)
+    check_recipe(r)
     return dict(run_id=run_id(r), **r)
 
 # %% ../nbs/36_recipes.ipynb #2d312c10
@@ -165,8 +221,8 @@ GROUPS = dict(all=TABLE, ablation='gp_disto gp_disto_fixed_scale fixed gp_rank g
 
 # %% ../nbs/36_recipes.ipynb #3de170c9
 def _literal(s):
-    try: return json.loads({'True':'true','False':'false','None':'null'}.get(s, '0'+s if s[:1]=='.' else s))
-    except json.JSONDecodeError: return s
+    try: return json.loads({'True':'true','False':'false','None':'null','nan':'NaN','inf':'Infinity','-inf':'-Infinity'}.get(s, '0'+s if s[:1]=='.' else s))
+    except (ValueError,RecursionError): return s # words; numbers and lists beyond all measure
 
 _APART = ('data','method','methods','tier','seed','seeds','fold','fraction','hierarchy')
 
@@ -176,8 +232,8 @@ def settings(
     "A dict of what `s` says, as in 'lam=2,arch=thin_resnet'"
     pairs = [o.partition('=') for o in s.split(',') if o]
     for k,eq,v in pairs:
-        if not (k.strip() and eq and v): raise ValueError(f'{k+eq+v!r} is no setting: write name=value, as in lam=2,epochs=3')
-        if k.strip() in _APART: raise ValueError(f'{k.strip()!r} is not for settings: say --{k.strip()}')
+        if not (k.strip() and eq and v): raise RecipeError(f'{k+eq+v!r} is no setting: write name=value, as in lam=2,epochs=3')
+        if k.strip() in _APART: raise RecipeError(f'{k.strip()!r} is not for settings: say --{k.strip()}')
     return {k.strip(): _literal(v) for k,_,v in pairs}
 
 # %% ../nbs/36_recipes.ipynb #c59c174b
@@ -199,7 +255,7 @@ def sweep_recipes(
     **kwargs         # of `resolve`
 ):
     "The recipes of a sweep, seed by seed"
-    known(data, RECIPES, 'data')
+    known(data, RECIPES, 'data'); check_value('seeds', seeds or 0, dict(seeds=_index))
     base = {**_value(RECIPES[data]), **tier_of(data, kwargs.get('tier', 'paper'))}
     return [resolve(data, m, fraction=f, **{base['repeat']: s}, **{**kwargs, **o}) for s in range(seeds or base['runs'])
             for f in fractions for m,o in parse_methods(methods, base.get('without', ()))]
