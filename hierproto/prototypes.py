@@ -244,6 +244,7 @@ def embedder(
     layers = [body] + [MeanPool()]*pool
     if project: layers.append(LinearHead(nf or n_features(body, n_in, x), m))
     res = nn.Sequential(*layers, *[EmbedNorm(m)]*norm)
+    res.arch = arch if isinstance(arch, str) else getattr(arch, '__name__', None) # so that a saved model can say what it is
     return load_body(res, pretrained) if pretrained and not public else res
 
 # %% ../nbs/02_prototypes.ipynb #d7014345
