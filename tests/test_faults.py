@@ -1,5 +1,5 @@
 "What breaks around a program: disks that are full, folders that cannot be written, files that are cut off, downloads that stop, files that would like to run code"
-import errno, http.server, io, os, pickle, subprocess, sys, threading
+import errno, http.server, io, os, pickle, re, subprocess, sys, tempfile, threading
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 from hierproto.data.core import cached
@@ -108,17 +108,37 @@ def test_a_damaged_checkpoint(damage, straight, tmp_path):
     except Exception as e: assert f.name in str(e), f'{type(e).__name__} does not name the file: {str(e)[:200]}'; return
     assert (got['er'], got['ahc']) == (straight['er'], straight['ahc']) and len(read_rows(results_file(small(), tmp_path))) == 1
 
-@pytest.mark.parametrize('where', ['a file', 'read-only'])
-def test_a_folder_that_cannot_be_written(where, tmp_path, monkeypatch):
+def said_by_another(f):
+    "What `f` raises in a process of its own, which is not root's: nothing is read-only for root"
+    r, w = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)
+            f(); said = 'nothing'
+        except BaseException as e: said = f'{type(e).__name__}: {e}'
+        os.write(w, said.encode()); os._exit(0)
+    os.close(w)
+    with os.fdopen(r) as o: said = o.read()
+    os.waitpid(pid, 0)
+    return said
+
+@pytest.mark.parametrize('where', ['a file', 'read-only', 'read-only rows'])
+def test_a_folder_that_cannot_be_written(where, monkeypatch):
     "Said before the training, not after it"
     import hierproto.experiments as E
-    out = tmp_path/'out'
-    if where == 'a file': out.write_text('')
-    else:
-        if os.geteuid() == 0: pytest.skip('nothing is read-only for root')
-        out.mkdir(); out.chmod(0o500)
     monkeypatch.setattr(E, 'train_run', lambda *a, **k: pytest.fail('it trains'))
-    with pytest.raises(OSError, match='out'): run_claimed(small(), out)
+    with tempfile.TemporaryDirectory() as d:  # tmp_path is closed to others
+        os.chmod(d, 0o755)
+        out = Path(d)/'out'
+        if where == 'a file': out.write_text('')
+        else:
+            out.mkdir()
+            if where == 'read-only rows': add_row(results_file(small(), out), {'run_id': 'f'*12, 'er': .5}, ['run_id', 'er'])
+            out.chmod(0o555)
+        said = said_by_another(lambda: run_claimed(small(), out))
+        if where != 'a file': out.chmod(0o755)
+        if where == 'read-only rows': assert finished(results_file(small(), out)) == {'f'*12}
+    assert re.match(f"({'NotADirectory|FileExists' if where == 'a file' else 'Permission'})Error", said) and str(out) in said, said
 
 def test_a_disk_that_is_full_during_a_run(straight, tmp_path, monkeypatch):
     "The run fails, is reported, and finishes once there is room; rows that were there stay"

@@ -172,3 +172,36 @@ def test_prototypes_that_coincide(distance):
     for p in (torch.ones(K, 4), torch.zeros(K, 4)):
         v, g = grad(lambda p: disto_loss(p, D, distance), p)
         assert v.isfinite() and g.isfinite().all()
+
+
+# --- a training that goes wrong stops ---
+def stopped(method, tmp_path, spoil, **kw):
+    "What a `hier_learner` says that is spoiled by `spoil(learn, x)` before a training on the inputs `x`; batches are in order"
+    from fastai.data.core import DataLoaders
+    from fastai.data.load import DataLoader
+    from torch.utils.data import TensorDataset
+    from hierproto.callbacks import NotFinite
+    from hierproto.methods import hier_learner
+    torch.manual_seed(0)
+    x, tree = torch.randn(12, 2), Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b',)])
+    dls = DataLoaders(*[DataLoader(TensorDataset(x, torch.arange(12) % 3), bs=4) for _ in range(2)])
+    learn = hier_learner(dls, torch.nn.Linear(2, 4), tree, method, m=4, project=False, pool=False, path=tmp_path, lr=1e-3, **kw)
+    spoil(learn, x)
+    with learn.no_bar(), learn.no_logging(), pytest.raises(NotFinite) as e: learn.fit(2)
+    return str(e.value), learn
+
+@pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo', 'deep_ncm', 'learnt', 'gp_rank', 'gp_disto', 'frame'])
+def test_a_sample_that_is_nan_stops_every_method(method, tmp_path):
+    def spoil(learn, x): x[5, 0] = float('nan')
+    said, learn = stopped(method, tmp_path, spoil)
+    assert 'at batch 2 of 3 in epoch 1: the loss is nan because of the input: 1 of 4 samples' in said and 'Look at the samples' in said, said
+    assert all(p.isfinite().all() for p in learn.model.parameters())
+
+def test_a_guide_that_is_infinite_is_blamed(tmp_path):
+    said, _ = stopped('gp_disto', tmp_path, lambda learn, x: None, lam=float('inf'))
+    assert 'at batch 1 of 3 in epoch 1: the loss is inf because of the guide' in said and 'Lower `lam`' in said, said
+
+def test_weights_that_are_nan_are_named(tmp_path):
+    def spoil(learn, x): learn.model[1].protos.data[1] = float('nan')
+    said, _ = stopped('gp_disto', tmp_path, spoil)
+    assert 'at batch 1 of 3 in epoch 1: the loss is nan because of the prototypes' in said and 'lower the learning rate' in said, said

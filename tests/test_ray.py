@@ -34,5 +34,5 @@ def test_ray(tmp_path):
 
 def test_ray_failure(tmp_path):
     "A run that fails on a worker is told like any other"
-    res = call(*'--data digits --methods learnt --seeds 1 --tier smoke --set mom=-1 --ray --workers 1 --out'.split(), str(tmp_path))
-    assert res.returncode == 1 and '1 of 1 runs failed' in res.stderr and 'momentum' in res.stderr, res.stderr[-2000:]
+    res = call(*'--data digits --methods learnt --seeds 1 --tier smoke --hierarchy cifar100 --ray --workers 1 --out'.split(), str(tmp_path))
+    assert res.returncode == 1 and '1 of 1 runs failed' in res.stderr and 'HierarchyError' in res.stderr, res.stderr[-2000:]
