@@ -89,7 +89,7 @@ TIERS = dict(paper={},
 
 # %% ../nbs/36_recipes.ipynb #c9a82c41
 TIERS['study'] = dict(cifar100=dict(TIERS['cpu']['cifar100'], holdout=.1, epochs=5, runs=1))
-TIERS['cpu']['cifar100'].update(init=3., proto_lr=10., proto_wd=0.)
+TIERS['cpu']['cifar100'].update(proto_lr=10., proto_wd=0.)
 
 class RecipeError(ValueError): "A recipe that cannot be followed, and what to change"
 
@@ -124,7 +124,7 @@ OPTIONS = dict(mom='of `sgd`', betas='of `adam`', n_train='how many to train on'
                gamma='of the focal loss', fp16='mixed precision', holdout='share of the training set in place of the test set', proto_lr='factor to the learning rate of prototypes', proto_wd='their weight decay',
                same_steps='with a fraction of the data, as many steps as with all of it')
 
-_OF_PROTOS = ('init','proto_lr','proto_wd')
+_OF_PROTOS = ('proto_lr','proto_wd')
 
 def _value(d): return {k: v[0] for k,v in d.items()}
 
@@ -147,7 +147,6 @@ RULES = dict(
     pretrained=(lambda v: type(v) is bool or isinstance(v, str) and os.path.isfile(v), 'True, False or a file of weights'),
     **dict.fromkeys('epochs bs m size runs min_samples n_train n_test'.split(), _count), num_workers=_index, **dict.fromkeys('project fp16 same_steps'.split(), _truth),
     **dict.fromkeys('lr factor last'.split(), _above), **dict.fromkeys('wd gamma proto_lr'.split(), _amount), lam=_or_none(*_amount), proto_wd=_or_none(*_amount), mom=_share, holdout=_share,
-    init=(lambda v: isinstance(v, str) or _number(v) and v>0, 'a name or a standard deviation'),
     betas=_list(_share[0], 'two numbers from 0 to below 1', 2), at=_list(lambda v: _number(v) and 0<=v<=1, 'parts of the training, from 0 to 1'))
 
 def check_value(
