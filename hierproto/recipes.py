@@ -251,6 +251,7 @@ def parse_methods(
     "Method and overrides of each of `methods`"
     parts = [o for m in methods.split(',') for o in GROUPS.get(m, [m])]
     pairs = [(m.split(':')[0], settings(','.join(m.split(':')[1:]))) for m in dict.fromkeys(parts)]
+    if not all(m.strip() for m,_ in pairs): raise RecipeError(f'methods {methods!r} holds an empty name: write names with a comma between, as in hxe,gp_disto')
     return [o for o in pairs if o[0] not in without]
 
 # %% ../nbs/36_recipes.ipynb #61ba94df

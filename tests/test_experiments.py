@@ -104,3 +104,27 @@ def test_accelerate(tmp_path):
     df = pd.read_csv(tmp_path/'out'/'digits_smoke.csv')
     assert df.method.tolist() == methods and (df.n_test == 63).all()
     assert ((df.er*63).round(6) % 1 == 0).all(), 'an error rate is a count of 63, padding left out'
+
+
+def test_recipes_know_the_networks():
+    "The names that a recipe may give as `arch` are those that a run can make"
+    from hierproto import recipes, runs
+    assert set(recipes.ARCHS) == set(runs._ARCHS) and set(recipes.RULES) >= {k for r in recipes.RECIPES.values() for k in r}
+    for name in runs.REPORT: recipes.check_value('report', name)
+
+
+NONSENSE = ['--method magic', '--set epochs=-3', '--set lam=nan', '--fraction nan', '--fold 99', '--hierarchy no/such.csv', '--hierarchy oak', '--set magic=1', '--set arch=magic', '--seed -1', '--threads -2', '--log paper', '--tier magic', '--data magic']
+
+@pytest.mark.parametrize('program', ['train', 'sweep'])
+@pytest.mark.parametrize('dry', [[], ['--dry_run']])
+@pytest.mark.parametrize('words', NONSENSE)
+def test_nonsense_is_refused_before_any_work(words, dry, program, tmp_path, monkeypatch):
+    "By the run as by its dry run, in one line that names the culprit; no row, no folder, no training"
+    from hierproto import experiments as E
+    monkeypatch.setattr(E, 'run_claimed', lambda *a, **k: pytest.fail('it begins'))
+    if program == 'sweep': words = words.replace('--method ', '--methods hxe,').replace('--seed ', '--seeds ').replace('--fold 99', '--set fold=99')
+    monkeypatch.setattr(sys, 'argv', [f'hierproto_{program}', '--data', 'digits', '--tier', 'smoke', *words.split(), *dry, '--out', str(tmp_path/'out')])
+    with pytest.raises(SystemExit) as e: getattr(E, f'{program}_cli')()
+    said, culprit = str(e.value.code), words.split()[-1].split(',')[-1].split('=')[-1]
+    assert said.startswith(f'hierproto_{program}: ') and '\n' not in said and (culprit in said or 'fold' in said), said
+    assert not (tmp_path/'out').exists()

@@ -163,7 +163,7 @@ def main():
         for r in globals()[s](o):
             rows.append(dict(suite=s, **{**r, 'seconds': round(r['seconds'], 1)})); failures += r['failures']
             if s != 'long_run': say(rows[-1])
-            write(rows, o.out, at)  # at once, so that a run that is stopped keeps what it has
+            write(rows if s == 'long_run' else rows[-1:], o.out, at)  # at once, so that a run that is stopped keeps what it has
         if s == 'long_run': say(rows[-1])
     sys.exit(f'{failures} failures: see above' if failures else 0)
 
