@@ -275,6 +275,20 @@ def test_a_label_that_is_no_class_stops_a_learner(tmp_path):
     learn = proto_learner(dls, nn.Linear(2, 4), h, m=4, project=False, pool=False, path=tmp_path)
     with learn.no_bar(), learn.no_logging(), pytest.raises(HierarchyError, match='1 of 4 labels of this batch are none of the 3 classes'): learn.fit(1)
 
+@pytest.mark.parametrize('vocab,said', [(['a', 'b', 'd'], "'d'"), (['a', 'b'], "'c'"), (['a', 'b', 'c', 'c'], "'c'")])
+def test_a_vocabulary_of_other_classes_stops_a_learner(vocab, said, tmp_path):
+    from fastai.data.core import DataLoaders
+    from fastai.data.load import DataLoader
+    from torch import nn
+    from torch.utils.data import TensorDataset
+    from hierproto.learner import proto_learner
+    from hierproto.methods import hier_learner
+    h = Hierarchy.from_paths(['a', 'b', 'c'])
+    dls = DataLoaders(*[DataLoader(TensorDataset(torch.randn(12, 2), torch.arange(12) % 2), bs=4) for _ in range(2)])
+    dls.vocab = vocab
+    for make in (proto_learner, hier_learner):
+        with pytest.raises(HierarchyError, match=said): make(dls, nn.Linear(2, 4), h, m=4, project=False, pool=False, path=tmp_path)
+
 def test_an_embedding_of_another_size_stops_a_learner(tmp_path):
     from fastai.data.core import DataLoaders
     from fastai.data.load import DataLoader
