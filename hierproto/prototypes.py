@@ -39,6 +39,96 @@ def start_protos(
     if protos.shape != (n, m): raise ValueError(f"{n} prototypes of {m} dimensions wanted, `init` gives {tuple(protos.shape)}")
     return protos
 
+# %% ../nbs/02_prototypes.ipynb #583c6b4f
+def _scores_by(distance, x, protos):
+    "Minus the `distance` of vectors or maps `x` to `protos`"
+    if x.ndim==2: return -distance(x, protos)
+    z = x.movedim(1, -1)
+    return -distance(z.reshape(-1, z.shape[-1]), protos).view(*z.shape[:-1], -1).movedim(-1, 1)
+
+# %% ../nbs/02_prototypes.ipynb #63dbad02
+def _pulls(g, s, out=None):
+    "Gradients `g` of the scores `s` divided by the distances, 0 at a distance of 0"
+    d = torch.neg(s, out=out)
+    return torch.div(g, F.threshold_(d, 0, math.inf), out=d)
+
+# %% ../nbs/02_prototypes.ipynb #8e91ac66
+def _by_distances(ctx, g):
+    "Gradients of the scores that `ctx` keeps, by a function that can be differentiated again"
+    (x,protos,s),need = ctx.saved_tensors,ctx.needs_input_grad[:2]
+    with torch.enable_grad():
+        scores = _scores_by(euclidean, x, protos[:s.shape[1]])
+        grads = iter(torch.autograd.grad(scores, [o for o,n in zip((x,protos), need) if n], g, create_graph=True))
+    return *(next(grads) if n else None for n in need),None,None
+
+# %% ../nbs/02_prototypes.ipynb #d06b9457
+class _Scores(torch.autograd.Function):
+    "Minus the distances of vectors `x` to the first `K` of `protos`"
+    @staticmethod
+    def forward(ctx, x, protos, K, _):
+        c = protos[:K].mean(0)
+        x_,all_ = x-c,protos-c
+        near = all_[:K]
+        nx,ny = (torch.linalg.vector_norm(o, dim=1).square_() for o in (x_, near))
+        s = (nx[:,None]+ny).addmm_(x_, near.t(), alpha=-2).clamp_min_(0).sqrt_().neg_()
+        ctx.save_for_backward(x, protos, s); ctx.centred = x_,all_
+        return s
+
+    @staticmethod
+    def backward(ctx, g):
+        if torch.is_grad_enabled() or ctx.centred is None: return _by_distances(ctx, g)
+        s,(x_,all_) = ctx.saved_tensors[2],ctx.centred
+        w,near,ctx.centred = _pulls(g, s),all_[:s.shape[1]],None
+        gx = (x_*w.sum(1, keepdim=True)).addmm_(w, near, beta=-1) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]: return gx,None,None,None
+        near.mul_(w.sum(0)[:,None]).addmm_(w.t(), x_, beta=-1); all_[len(near):] = 0
+        return gx,all_,None,None
+
+# %% ../nbs/02_prototypes.ipynb #417309e2
+def _blocks(x, step): return [o for b in x for o in b.split(step, 1)]
+
+class _MapScores(torch.autograd.Function):
+    "Minus the distances of the vectors in maps `x`, `(B, m, P)`, to the first `K` of `protos`, `step` positions at a time"
+    @staticmethod
+    def forward(ctx, x, protos, K, step):
+        c = protos[:K].mean(0); near = protos[:K]-c; m = len(c)
+        left = torch.cat([-2*near, torch.linalg.vector_norm(near, dim=1, keepdim=True).square(), near.new_ones(K, 1)], 1)
+        s,buf = x.new_empty(len(x), K, x.shape[2]),x.new_ones(m+2, step)
+        for xb,sb in zip(_blocks(x, step), _blocks(s, step)):
+            x_ = buf[:,:xb.shape[1]]
+            torch.sub(xb, c[:,None], out=x_[:m])
+            torch.linalg.vecdot(x_[:m], x_[:m], dim=0, out=x_[m+1])
+            torch.mm(left, x_, out=sb).clamp_min_(0).sqrt_().neg_()
+        ctx.save_for_backward(x, protos, s); ctx.step = step
+        return s
+
+    @staticmethod
+    def backward(ctx, g):
+        if torch.is_grad_enabled(): return _by_distances(ctx, g)
+        x,protos,s = ctx.saved_tensors
+        K,m,step = s.shape[1],x.shape[1],ctx.step
+        c = protos[:K].mean(0); near = F.pad(protos[:K]-c, (0,1), value=1.)
+        gx,gp = torch.empty_like(x),torch.zeros_like(near)
+        buf,w_buf,t_buf = x.new_ones(m+1, step),x.new_empty(K, step),x.new_empty(m+1, step)
+        for xb,sb,gb,gxb in zip(*(_blocks(o, step) for o in (x, s, g, gx))):
+            x_,w,t = (o[:,:xb.shape[1]] for o in (buf, w_buf, t_buf))
+            torch.sub(xb, c[:,None], out=x_[:m])
+            torch.mm(near.t(), _pulls(gb, sb, out=w), out=t)
+            torch.addcmul(t[:m], x_[:m], t[m:], value=-1, out=gxb)
+            gp.addmm_(w, x_.t())
+        return gx,F.pad(gp[:,:m] - near[:,:m]*gp[:,m:], (0,0,0,len(protos)-K)),None,None
+
+# %% ../nbs/02_prototypes.ipynb #d08be1d4
+def _near_scores(x, protos, K, step=8192):
+    "Minus the Euclidean distances of vectors or maps `x` to the first `K` of `protos`"
+    # fastai's own kinds of tensors do not mix in every function of PyTorch
+    if type(x) not in (torch.Tensor, nn.Parameter): return _near_scores(x.as_subclass(torch.Tensor), protos, K, step).as_subclass(type(x))
+    dt = torch.promote_types(torch.promote_types(x.dtype, protos.dtype), torch.float32)
+    x,protos = x.to(dt),protos.to(dt)
+    if x.ndim==2: return _Scores.apply(x, protos, K, None)
+    P = x.shape[2:].numel()
+    return _MapScores.apply(x.flatten(2), protos, K, min(step, P) if x.device.type=='cpu' else P).unflatten(2, x.shape[2:])
+
 # %% ../nbs/02_prototypes.ipynb #86eba70f
 class PrototypeHead(nn.Module):
     "Scores of embeddings: minus their `distance` to the prototypes of the classes, eq. 2"
@@ -62,12 +152,10 @@ class PrototypeHead(nn.Module):
 # %% ../nbs/02_prototypes.ipynb #6fab02ff
 @patch
 def forward(self:PrototypeHead, x):
-    # a slice, even of everything, costs a copy of all prototypes on the way back
-    protos = self.protos if self.n_classes==len(self.protos) else self.protos[:self.n_classes]
-    if x.ndim==2: return -self.distance(x, protos)
-    z = x.movedim(1, -1)
-    d = self.distance(z.reshape(-1, z.shape[-1]), protos)
-    return -d.view(*z.shape[:-1], -1).movedim(-1, 1)
+    # what is traced, by `torch.compile`, `torch.export` or `torch.jit.trace`, should be plain
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if self.distance is euclidean and x.ndim > 1 and x.shape[1]==self.m and not traced: return _near_scores(x, self.protos, self.n_classes)
+    return _scores_by(self.distance, x, self.protos if self.n_classes==len(self.protos) else self.protos[:self.n_classes])
 
 # %% ../nbs/02_prototypes.ipynb #1116bad6
 class LinearHead(nn.Linear):
