@@ -213,8 +213,8 @@ def check_settings(
         check_value(k, v, {k: rule_like(have[k])})
 
 # %% ../nbs/40_experiments.ipynb #1490bfcf
-def _tree(o):
-    try: return read_hierarchy(o)
+def _with(o, f):
+    try: return f()
     except HierarchyError as e: raise RecipeError(f'hierarchy {o!r} cannot be used: {e}') from None
 
 def check_runs(
@@ -222,10 +222,10 @@ def check_runs(
 ):
     "Complain about the first of `rs` that could not be done"
     from hierproto.methods import METHODS
-    trees = {o: _tree(o) for o in dict.fromkeys(r['hierarchy'] for r in rs if r['hierarchy']!=TREES[r['data']])} # its own tree comes with the data
+    trees = {o: _with(o, lambda: read_hierarchy(o)) for o in dict.fromkeys(r['hierarchy'] for r in rs if r['hierarchy']!=TREES[r['data']])} # its own tree comes with the data
     for r in rs:
         check_settings(r)
-        if METHODS[r['method']].tree and r['hierarchy'] in trees: as_tree(trees[r['hierarchy']], f"The method {r['method']}")
+        if METHODS[r['method']].tree and r['hierarchy'] in trees: _with(r['hierarchy'], lambda: as_tree(trees[r['hierarchy']], f"The method {r['method']}"))
 
 # %% ../nbs/40_experiments.ipynb #412e440f
 _COUNTS = dict(threads=RULES['num_workers'], workers=RULES['num_workers'], gpus=(lambda v: v>=-1, 'a whole number from -1'))

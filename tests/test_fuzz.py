@@ -339,22 +339,31 @@ def names_culprit(message, args):
     given = {w for a in args for w in [a, a.lstrip('-'), *re.split('[=,:]', a.lstrip('-'))] if w.strip()}
     return any(w[:40] in message or repr(w)[1:-1][:40] in message for w in given) or any(repr(a) in message for a in args if not a.strip())
 
-@suite
-def command_lines(rng):
-    program, args, sound = command_line(rng)
+def try_line(program, args, sound=False):
+    "A line is accepted if it means something, or refused in words that name the culprit; was it accepted?"
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             run_command(program, args, 'no_such_folder')
             # a report on runs that nobody made is empty, whatever they are said to be
             assert program == 'report' or not (wrong := accepted_nonsense(program, args)), f'{program} {args} is accepted, with {wrong}'
-            return
+            return True
         except SystemExit as e:
-            if not e.code: return  # help
+            if not e.code: return True  # help
             message = f'{e.code} {err.getvalue()}'
         except (ValueError, FileNotFoundError) as e: message = str(e)
     assert not sound, f'{program} {args} is sound, yet: {message[-200:]}'
     assert names_culprit(message, args), f'{program} {args}: no culprit in {message[-200:]!r}'
+    return False
+
+@suite
+def command_lines(rng): try_line(*command_line(rng))
+
+@pytest.mark.parametrize('line', ['figure1| ', 'figure1|', 'report| ', 'report|', 'figure1|--data=letters', 'figure1|--threads=-1', 'sweep|--methods=,', 'sweep|--hierarchy=digits_chain', 'sweep|--seeds=-1', 'train|--set=lam=nan|--method=gp_disto:lam=2',
+                                  'train|--method=magic', 'train|--set=epochs=-3', 'train|--fraction=nan', 'train|--fold=99', 'train|--hierarchy=no/such.csv', 'train|--set=epochs=' + '1'*5000])
+def test_lines_that_were_accepted_or_refused_without_the_culprit(line):
+    program, *args = line.split('|')
+    assert not try_line(program, args + ['--dry_run']*(program in ('train', 'sweep')))
 
 
 # Failures that are known and wait to be mended where they arise

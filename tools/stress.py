@@ -56,7 +56,7 @@ def fuzz(o):
 
 def as_process(program, args, fresh):
     "Exit code and all output of `program`, in a process of its own: started from nothing, or a copy of this one, which has loaded the libraries"
-    scripts = dict(train='experiments:train_cli', sweep='experiments:sweep_cli', report='report:report_cli', figure1='figure1:main')
+    scripts = dict(train='experiments:train_cli', sweep='experiments:sweep_cli', report='report:report_cli', figure1='experiments:figure1_cli')
     mod, f = scripts[program].split(':')
     with tempfile.TemporaryDirectory() as d:
         argv = [f'hierproto_{program}', *args, *([] if program == 'figure1' else [f'--out={d}'])]
