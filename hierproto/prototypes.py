@@ -47,17 +47,16 @@ def _scores_by(distance, x, protos):
     return -distance(z.reshape(-1, z.shape[-1]), protos).view(*z.shape[:-1], -1).movedim(-1, 1)
 
 # %% ../nbs/02_prototypes.ipynb #63dbad02
-def _pulls(g, s, out=None):
-    "Gradients `g` of the scores `s` divided by the distances, 0 at a distance of 0"
-    d = torch.neg(s, out=out)
+def _pulls(g, d):
+    "Gradients `g` divided by the distances `d`, 0 at a distance of 0, written over `d`"
     return torch.div(g, F.threshold_(d, 0, math.inf), out=d)
 
 # %% ../nbs/02_prototypes.ipynb #8e91ac66
 def _by_distances(ctx, g):
     "Gradients of the scores that `ctx` keeps, by a function that can be differentiated again"
-    (x,protos,s),need = ctx.saved_tensors,ctx.needs_input_grad[:2]
+    (x,protos,*_),need = ctx.saved_tensors,ctx.needs_input_grad[:2]
     with torch.enable_grad():
-        scores = _scores_by(euclidean, x, protos[:s.shape[1]])
+        scores = _scores_by(euclidean, x, protos[:ctx.K])
         grads = iter(torch.autograd.grad(scores, [o for o,n in zip((x,protos), need) if n], g, create_graph=True))
     return *(next(grads) if n else None for n in need),None,None
 
@@ -68,20 +67,21 @@ class _Scores(torch.autograd.Function):
     def forward(ctx, x, protos, K, _):
         c = protos[:K].mean(0)
         x_,all_ = x-c,protos-c
-        near = all_[:K]
-        nx,ny = (torch.linalg.vector_norm(o, dim=1).square_() for o in (x_, near))
-        s = (nx[:,None]+ny).addmm_(x_, near.t(), alpha=-2).clamp_min_(0).sqrt_().neg_()
-        ctx.save_for_backward(x, protos, s); ctx.centred = x_,all_
-        return s
+        near = all_ if K==len(all_) else all_[:K]
+        nx,ny = torch.linalg.vector_norm(x_, dim=1).square_(),torch.linalg.vector_norm(near, dim=1).square_()
+        d = torch.addmm(ny, x_, near.t(), alpha=-2, out=x.new_empty(len(x), K)).add_(nx[:,None]).clamp_min_(0).sqrt_()
+        ctx.save_for_backward(x, protos); ctx.K,ctx.spare = K,[(x_,all_,near,d)]
+        return -d
 
     @staticmethod
     def backward(ctx, g):
-        if torch.is_grad_enabled() or ctx.centred is None: return _by_distances(ctx, g)
-        s,(x_,all_) = ctx.saved_tensors[2],ctx.centred
-        w,near,ctx.centred = _pulls(g, s),all_[:s.shape[1]],None
+        if torch.is_grad_enabled() or not ctx.spare: return _by_distances(ctx, g)
+        x_,all_,near,d = ctx.spare.pop()
+        w = _pulls(g, d)
         gx = (x_*w.sum(1, keepdim=True)).addmm_(w, near, beta=-1) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]: return gx,None,None,None
-        near.mul_(w.sum(0)[:,None]).addmm_(w.t(), x_, beta=-1); all_[len(near):] = 0
+        near.mul_(w.sum(0)[:,None]).addmm_(w.t(), x_, beta=-1)
+        if len(near) < len(all_): all_[len(near):] = 0
         return gx,all_,None,None
 
 # %% ../nbs/02_prototypes.ipynb #417309e2
@@ -99,21 +99,21 @@ class _MapScores(torch.autograd.Function):
             torch.sub(xb, c[:,None], out=x_[:m])
             torch.linalg.vecdot(x_[:m], x_[:m], dim=0, out=x_[m+1])
             torch.mm(left, x_, out=sb).clamp_min_(0).sqrt_().neg_()
-        ctx.save_for_backward(x, protos, s); ctx.step = step
+        ctx.save_for_backward(x, protos, s); ctx.K,ctx.step = K,step
         return s
 
     @staticmethod
     def backward(ctx, g):
         if torch.is_grad_enabled(): return _by_distances(ctx, g)
         x,protos,s = ctx.saved_tensors
-        K,m,step = s.shape[1],x.shape[1],ctx.step
+        K,m,step = ctx.K,x.shape[1],ctx.step
         c = protos[:K].mean(0); near = F.pad(protos[:K]-c, (0,1), value=1.)
         gx,gp = torch.empty_like(x),torch.zeros_like(near)
         buf,w_buf,t_buf = x.new_ones(m+1, step),x.new_empty(K, step),x.new_empty(m+1, step)
         for xb,sb,gb,gxb in zip(*(_blocks(o, step) for o in (x, s, g, gx))):
             x_,w,t = (o[:,:xb.shape[1]] for o in (buf, w_buf, t_buf))
             torch.sub(xb, c[:,None], out=x_[:m])
-            torch.mm(near.t(), _pulls(gb, sb, out=w), out=t)
+            torch.mm(near.t(), _pulls(gb, torch.neg(sb, out=w)), out=t)
             torch.addcmul(t[:m], x_[:m], t[m:], value=-1, out=gxb)
             gp.addmm_(w, x_.t())
         return gx,F.pad(gp[:,:m] - near[:,:m]*gp[:,m:], (0,0,0,len(protos)-K)),None,None
