@@ -108,7 +108,8 @@ def bootstrap(
 
 # %% ../nbs/41_report.ipynb #d403c731
 _TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO', hyperspherical='Hyperspherical', deep_ncm='Deep-NCM',
-               learnt='Learnt prototypes', fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto', gp_disto_fixed_scale='Fixed scale', gp_disto_squared='Squared norm')
+               learnt='Learnt prototypes', fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto', gp_disto_fixed_scale='Fixed scale', gp_disto_squared='Squared norm', gp_disto_huber='Pseudo-Huber',
+              hyperspherical_learnt='Hyperspherical, learnt', cross_entropy_crm='Cross-entropy, least risk', gp_disto_crm='GP-disto, least risk')
 _DIGITS = dict(er=1, ahc=3)
 
 def title(line): "How a table names the `line`"; m,*o = line.split(':'); return _TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
