@@ -105,6 +105,7 @@ def usual_size(
     typical = np.median([max(o) for o in sizes])
     return first((o for o in (32,64,128) if typical<=o), default=224) if typical<=128 else 224
 
+# %% ../nbs/44_fit.ipynb #f40d50ff
 def usual_arch(
     size, # of the pictures, in pixels
     pretrained='no' # as for `make_learner`

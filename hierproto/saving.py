@@ -41,6 +41,7 @@ from .backbones.resnet import *
 class ModelError(ValueError):
     "A saved model that cannot be used or made, and why"
 
+# %% ../nbs/38_saving.ipynb #6c31d367
 class PictureError(ValueError):
     "A picture that cannot be read, and why"
 

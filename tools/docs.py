@@ -44,7 +44,9 @@ def show_doc_cell(cell):
     "The Markdown that nbdev made for an exported name, as a Markdown cell: its heading becomes one of the page's"
     md = cell.outputs[0].data['text/markdown']
     m = re.match(r'---\n\n(?:\[source\]\((.*?)\)\{.*?\}\n\n)?(.*)', md, flags=re.S)
-    return nbformat.v4.new_markdown_cell(m[2] + (f'\n\n[source]({m[1]})' if m[1] else ''))
+    # nbdev links names in comments of the signature too, where a link is no link
+    text = re.sub(r'^```.*?^```', lambda o: re.sub(r'\[(`[^`\n]+`)\]\([^)\n]*\)', r'\1', o[0]), m[2], flags=re.S | re.M)
+    return nbformat.v4.new_markdown_cell(text + (f'\n\n[source]({m[1]})' if m[1] else ''))
 
 def adapt(nb):
     "The processed notebook `nb` in the words of myst-nb; returns the name of its page"
