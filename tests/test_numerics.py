@@ -13,6 +13,7 @@ from hierproto.distortion import *
 from hierproto.distortion import paired
 from hierproto.hierarchy import Hierarchy, HierarchyError
 from hierproto.inference import crm, expected_cost
+from hierproto.methods import METHODS
 from hierproto.prototypes import DataLoss, FocalDataLoss, LinearHead, PrototypeHead
 
 h = random_tree(7, 3, seed=1, weights=True)
@@ -218,3 +219,12 @@ def test_weights_that_are_nan_are_named(tmp_path):
     def spoil(learn, x): learn.model[1].protos.data[1] = float('nan')
     said, _ = stopped('gp_disto', tmp_path, spoil)
     assert 'at batch 1 of 3 in epoch 1: the loss is nan because of the prototypes' in said and 'lower the learning rate' in said, said
+
+@pytest.mark.parametrize('method', ['hxe', 'soft_labels', 'emd', 'yolo'])
+def test_second_derivatives_are_refused(method):
+    "A backward of our own treats what it saved as constants, so autograd must not go through it again"
+    h = Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b', 'z'), ('b', 'w')])
+    head, loss, _ = METHODS[method](h, 3)
+    z = torch.randn(5, 3, dtype=torch.double, requires_grad=True)
+    out = loss(head.double()(z), torch.tensor([0, 1, 2, 3, 0]))
+    with pytest.raises(RuntimeError, match='first derivatives only'): torch.autograd.grad(out, z, create_graph=True)

@@ -27,6 +27,7 @@ class _SquaredCost(torch.autograd.Function):
         return own,R/2
 
     @staticmethod
+    @first_order
     def backward(ctx, g, gR):
         p,pc,R,y = ctx.saved_tensors
         rest = (g+gR*R)[:,None] # of all classes alike

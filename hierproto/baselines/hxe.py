@@ -96,6 +96,7 @@ class _PathLogs(torch.autograd.Function):
         return P.log()
 
     @staticmethod
+    @first_order
     def backward(ctx, g):
         p,y,at,P = ctx.saved_tensors
         f = p.new_zeros(ctx.sums.size+1, len(y)).scatter_add_(0, at, g/P)

@@ -33,6 +33,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @first_order
     def backward(ctx, g): return ctx.saved_tensors[0]*g[:,None],None
 
 # %% ../../nbs/12_baselines.soft_labels.ipynb #b6e74b63

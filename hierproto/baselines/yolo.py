@@ -37,6 +37,7 @@ class _TreeLogProbs(torch.autograd.Function):
         return c[:t.K].add_((inner-log_s).index_select(0, t.parent[:t.K])),inner
 
     @staticmethod
+    @first_order
     def backward(ctx, g, g_inner):
         (e,s),t = ctx.saved_tensors,ctx.t
         if g is None: g = e.new_zeros(t.K, e.shape[1])
