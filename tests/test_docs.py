@@ -71,3 +71,8 @@ def test_no_link_inside_a_link(name):
     md = '\n'.join(c.source for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'markdown')
     nested = [t for t in re.findall(r'\[([^\[\]]*`[^\[\]]*)\]\(', md) if any(NbdevLookup().doc(n) for n in re.findall(r'`([^`\s]+?)(?:\(\))?`', t))]
     assert not nested, f'name it without a link, or give the link other words: {nested}'
+
+def test_pages_have_names_of_their_own():
+    "A page is called as its notebook without the number, so two numbers must not share a name"
+    pages = [f.stem.partition('_')[2] for f in Path(__file__).parent.parent.glob('nbs/[0-9]*.ipynb')]
+    assert sorted({o for o in pages if pages.count(o) > 1}) == []
