@@ -195,19 +195,27 @@ class DataLoss(nn.Module):
 # %% ../nbs/02_prototypes.ipynb #cdddede2
 @patch
 def check_labels(self:DataLoss, targets, K):
-    "Complain of `targets` that are none of `K` classes"
-    if targets.device.type!='cpu' or not targets.numel(): return
+    "Complain of `targets` that are none of `K` classes; true if none of them is to be ignored, as far as is known"
+    if targets.device.type!='cpu' or not targets.numel(): return False
     lo,hi = map(int, targets.aminmax())
+    if lo<=self.ignore_index<=hi: self.check_labels(targets[targets!=self.ignore_index], K); return False
     bad = lo if lo<0 else hi
     if bad<0 or bad>=K: raise HierarchyError(f"label {bad} is none of the {K} classes; `ignore_index={bad}` would leave it out")
+    return True
 
 # %% ../nbs/02_prototypes.ipynb #bf2d8c4c
+@patch
+def reduce(self:DataLoss, loss):
+    "What the samples cost together, if all of them count"
+    loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
+    return loss if self.reduction=='none' else getattr(loss, self.reduction)()
+
 @patch
 def forward(self:DataLoss, scores, targets):
     # fastai's own kinds of tensors do not mix in every function of PyTorch
     scores,targets = scores.as_subclass(torch.Tensor),targets.as_subclass(torch.Tensor).long()
+    if self.check_labels(targets, scores.shape[1]) and self.weight is None: return self.reduce(self.per_item(scores, targets))
     counts = targets!=self.ignore_index
-    self.check_labels(targets.where(counts, 0), scores.shape[1])
     w = counts.float() if self.weight is None else self.weight[targets.where(counts, 0)]*counts
     # a batch without labels has a sum of zero, and zero is what it should cost
     if self.reduction=='mean': w = w/w.sum().clamp(min=torch.finfo(w.dtype).tiny)

@@ -63,7 +63,7 @@ _half = (torch.float16, torch.bfloat16)
 @patch
 def check_labels(self:ScoreLoss, targets, K):
     if self.n_classes not in (None, K): raise HierarchyError(f"scores for {K} classes, the loss was built for {self.n_classes}")
-    DataLoss.check_labels(self, targets, K)
+    return DataLoss.check_labels(self, targets, K)
 
 @patch
 def per_item(self:ScoreLoss, scores, targets):

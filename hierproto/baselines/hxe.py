@@ -58,7 +58,7 @@ def add_rows(
     starts # where in `rows` each sum begins
 ):
     "Sums of rows of `x`"
-    return F.embedding_bag(rows, x, starts, mode='sum')
+    return torch.embedding_bag(x, rows, starts)[0]
 
 # %% ../../nbs/11_baselines.hxe.ipynb #2a03a679
 class NodeSums(nn.Module):
@@ -83,7 +83,8 @@ def forward(self:NodeSums, p): return add_rows(add_rows(_transpose(p), self.rows
 @patch
 def spread(self:NodeSums, f):
     "Sum of `f`, `(nodes, N)`, over the inner nodes above each class: `(N, K)`"
-    return add_rows(f, self.down, self.downs).t().contiguous().index_select(1, self.group)
+    by_parent = add_rows(f, self.down, self.downs).t().contiguous()
+    return by_parent.gather(1, self.group.expand(len(by_parent), -1)) # `index_select` would use one core
 
 # %% ../../nbs/11_baselines.hxe.ipynb #e9d5e1ca
 class _PathLogs(torch.autograd.Function):
@@ -133,7 +134,9 @@ class HXELoss(ScoreLoss):
         super().__init__(len(as_tree(h, 'hierarchical cross-entropy')), **kwargs)
         self.log_probs,steps = PathLogProbs(h),ancestor_rows(h)[1:]
         self.register_buffer('lam', (-alpha*node_heights(h, count)[steps]).exp())
+        self.register_buffer('of_level', F.pad(self.lam, (0,0,0,1)) - F.pad(self.lam, (0,0,1,0)), persistent=False)
 
     def terms(self, scores, targets):
         lp = self.log_probs(scores, targets)
+        if not self.gamma: return (self.of_level.index_select(1, targets)*lp).sum(0)
         return (self.lam.index_select(1, targets)*focal(lp.diff(dim=0), self.gamma)).sum(0)

@@ -22,7 +22,8 @@ def below_top(
 ):
     "`z` minus the largest score among the siblings of each node"
     top = z.new_full((size, z.shape[1]), torch.finfo(z.dtype).min).scatter_reduce_(0, parent[:,None].expand_as(z), z, 'amax')
-    return z-top.index_select(0, parent)
+    top = top.index_select(0, parent)
+    return torch.sub(z, top, out=top)
 
 # %% ../../nbs/14_baselines.yolo.ipynb #dcd769e3
 class _TreeLogProbs(torch.autograd.Function):
@@ -43,8 +44,9 @@ class _TreeLogProbs(torch.autograd.Function):
         if g is None: g = e.new_zeros(t.K, e.shape[1])
         by_parent = add_rows(g, t.class_rows, t.class_starts)
         G = add_rows(by_parent if g_inner is None else by_parent+g_inner, t.down, t.downs)
-        q = by_parent.index_add(0, t.parent[t.K:], G).div_(s).index_select(0, t.parent)
-        return torch.cat([g, G]).addcmul_(e, q, value=-1),None
+        q = by_parent.index_add(0, t.parent[t.K:], G).div_(s).neg_().index_select(0, t.parent).mul_(e)
+        q[:t.K] += g; q[t.K:] += G
+        return q,None
 
 # %% ../../nbs/14_baselines.yolo.ipynb #45177800
 def _above(h):
