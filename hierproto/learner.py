@@ -230,8 +230,11 @@ def plot_top_costs(self:HierInterpretation,
     k=9, # how many
     **kwargs # for `get_grid`
 ):
-    "Show the `k` samples whose mistakes cost most"
-    for c,i,ax in zip(*self.top_costs(k), get_grid(k, **kwargs)):
+    "Show the `k` samples whose mistakes cost most, or fewer where there are fewer mistakes"
+    costs,idx = self.top_costs(k)
+    costs,idx = costs[costs>0],idx[costs>0]
+    if not len(costs): return print('There is no mistake to show.')
+    for c,i,ax in zip(costs, idx, get_grid(len(costs), **kwargs)):
         self.dl.dataset[i.item()][0].show(ctx=ax)
         what = f'{self.vocab[self.targs[i]]} taken for {self.vocab[self.decoded[i]]}\n' if self.targs.ndim==1 else ''
         ax.set_title(f'{what}cost {c:.3g}', fontsize=9, parse_math=False)
