@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TABLE2', 'TABLE3', 'TABLE4', 'NO_TREE', 'load_results', 'pick', 'paired', 'bootstrap', 'title', 'summary',
-           'bold_best', 'results_table', 'markdown', 'other_lines', 'difference_table', 'plot_bars', 'size_table',
-           'plot_sizes', 'load_history', 'plot_scale', 'confusions', 'run_tree', 'plot_confusions', 'pair_table',
-           'report_tables', 'report_figures', 'report', 'report_cli']
+           'bold_best', 'results_table', 'markdown', 'say', 'other_lines', 'difference_table', 'plot_bars',
+           'size_table', 'plot_sizes', 'load_history', 'plot_scale', 'confusions', 'run_tree', 'plot_confusions',
+           'pair_table', 'report_tables', 'report_figures', 'report', 'report_cli']
 
 # %% ../nbs/41_report.ipynb #6844f0ef
 import contextlib, json
@@ -167,6 +167,14 @@ def markdown(
     cell = lambda o: (f'{o:g}' if np.isfinite(o) else '–') if isinstance(o, float) else escape(str(o)).replace('|', r'\|').replace('\n', ' ')
     lines = [[df.index.name or '', *df.columns], ['---']*(1+df.shape[1]), *([i, *r] for i,r in zip(df.index, df.values))]
     return '\n'.join('| '+' | '.join(map(cell, o))+' |' for o in lines)
+
+# %% ../nbs/41_report.ipynb #4b506c58
+def say(
+    x # a text, or a table
+):
+    "Show `x` in a notebook, as Markdown"
+    from IPython.display import Markdown, display
+    display(Markdown(x if isinstance(x, str) else markdown(x)))
 
 # %% ../nbs/41_report.ipynb #7cbde536
 def _whole(v): return int(v) if isinstance(v, float) and v.is_integer() else v # 2 rather than 2.0
