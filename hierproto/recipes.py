@@ -90,6 +90,7 @@ TIERS = dict(paper={},
 # %% ../nbs/36_recipes.ipynb #c9a82c41
 TIERS['study'] = dict(cifar100=dict(TIERS['cpu']['cifar100'], holdout=.1, epochs=5, runs=1))
 TIERS['cpu']['cifar100'].update(proto_lr=10., proto_wd=0.)
+TIERS['cpu']['nyudv2'].update(proto_lr=4., proto_wd=0.)
 
 class RecipeError(ValueError): "A recipe that cannot be followed, and what to change"
 
