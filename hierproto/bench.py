@@ -180,7 +180,7 @@ def _(tree, B, size, m):
     return _guide(p, lambda p: disto_loss(p, D)), _resnet_step(False, B, size, len(h), m, tree)
 
 # %% ../nbs/42_bench.ipynb #58c3b872
-@measure('inference, prototypes', 'the same model with a linear head', {(1,): 1.02, (128,): 1.02}, rounds=9)
+@measure('inference, prototypes', 'the same model with a linear head', {(1,): 1.02, (128,): 1.02}, rounds=25)
 def _(B):
     body, x = embedder(resnet18_32(), 64), torch.randn(B, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     def run(head):
