@@ -17,6 +17,7 @@ import numpy as np, pandas as pd, torch, matplotlib.pyplot as plt
 from fastcore.all import *
 from fastcore.script import anno_parser
 from .hierarchy import *
+from .hierarchy import _tidy
 from .metrics import *
 from .learner import HierInterpretation
 from .inference import *
@@ -46,8 +47,6 @@ class Predictions:
     def by(self, rule): "The same samples, decided by the function `rule` of scores"; return Predictions(self.targets, self.h, rule(self.scores), self.scores.softmax(1), self.files)
 
 # %% ../nbs/43_audit.ipynb #bafe7db8
-def _tidy(o): return ' '.join(str(o).split())
-
 def _header(f):
     try:
         with open(f, encoding='utf-8-sig', newline='') as o: head = [_tidy(c) for c in next(csv.reader(o), [])]
@@ -95,7 +94,7 @@ def _columns(head, index, f):
     if lacking and (of or 'prediction' not in head):
         names = [n for n,k in index.items() if k in lacking and '/' not in n] or [n for n,k in index.items() if k in lacking]
         what = f"there is no column of probabilities for {', '.join(map(repr, names[:5]))}{f' and {len(lacking)-5} more' if len(lacking)>5 else ''}"
-        raise PredictionsError(f"{f}: {what}" + ("" if of else ", and no column called 'prediction'"))
+        raise PredictionsError(f"{f}: {what}" + ("; the classes of a model of hierproto_fit --subset are in its hierarchy.json" if of else ", and no column called 'prediction'"))
     return None if lacking else [of[k] for k in range(len(of))]
 
 def _probs(df, cols, f, scores):
@@ -292,6 +291,8 @@ def _gain(p, t):
     return f'<h2>What another rule would gain</h2><p>Answering with the class of least expected cost (conditional risk minimisation) {what}. It trusts the probabilities, whose calibration error is {100*ece:.1f} points.</p>'
 
 # %% ../nbs/43_audit.ipynb #3a5b1a8d
+_legend = 'AHC: average cost of an answer, 0 if right; severity: average cost of a mistake.'
+
 def html_report(
     runs, # name -> `Predictions`; the first is reported on, others are compared in the table
     title='Audit', # of the page
@@ -303,7 +304,7 @@ def html_report(
     p,t = first(runs.values()),audit_table(runs); fit = tree_fit(p, shuffles, seed) if shuffles else None
     figs = {k: f'<p><img src="{_png(f)}" alt="{k}"></p>' for k,f in plot_report(p, fit)}
     n,wrong = len(p),int((p.preds!=p.targets).sum())
-    says = [f'<p>{n:,} samples of {len(p.h)} classes, {wrong:,} mistakes.</p>{_num_table(t)}', _gain(p, t),
+    says = [f'<p>{n:,} samples of {len(p.h)} classes, {wrong:,} mistakes.</p>{_num_table(t)}<p class=note>{_legend}</p>', _gain(p, t),
             f'<h2>Costly mistakes</h2><p>The confusions that add most to the cost.</p>{_costly_html(costly(p))}',
             f"<h2>Who is taken for whom</h2><p>Classes in the order of the hierarchy; the redder, the dearer.</p>{figs['confusions']}",
             f'<h2>Does the hierarchy fit?</h2><p class="says">{html.escape(fit.says)}</p>{figs.get("shuffled", "")}' if fit else '',
@@ -335,7 +336,7 @@ def write_text(text, f):
 # %% ../nbs/43_audit.ipynb #77ac5085
 def audit(
     predictions:str, # CSV file, a row a sample: columns `target` and `prediction`, or `target` and a probability for each class
-    classes:str,     # CSV or JSON file of the tree (a row a class, a column a level) or of a cost matrix, or the name of a tree of the library
+    classes:str,     # CSV or JSON file of the tree (a row a class, a column a level) or of a cost matrix, or the name of a tree of the library; after hierproto_fit --subset the hierarchy.json of the model
     out:str='audit', # folder for report.html, table.csv and mistakes.csv
     scores:bool=False, # the columns are scores (logits), not probabilities
     shuffles:int=1000, # number of shuffled hierarchies to compare with; 0 for none
