@@ -82,7 +82,7 @@ SCHEDULES = dict(steps=steps, constant=constant, factor=factor, product=product,
 _smoke = dict(epochs=2, n_train=256, n_test=256, runs=1)
 TIERS = dict(paper={},
     cpu=dict(digits=dict(), mnist=dict(epochs=10), cifar100=dict(arch='swift_resnet', epochs=12, schedule='cosine'),
-             nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=16, bs=8, lr=1e-2), s2agri=dict(epochs=20), inat19=dict(arch='thin_resnet', pretrained=False, epochs=10, size=64)),
+             nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=12, bs=8, lr=.1, wd=5e-4, schedule='cosine'), s2agri=dict(epochs=20), inat19=dict(arch='thin_resnet', pretrained=False, epochs=10, size=64)),
     smoke=dict(digits=dict(_smoke, bs=32), mnist=_smoke, cifar100=dict(_smoke, arch='thin_resnet', bs=32),
                nyudv2=dict(_smoke, arch='slim_fusenet', pretrained=False, n_train=16, n_test=8),
                s2agri=dict(_smoke, n_train=64, n_test=64, bs=16, min_samples=10),
@@ -91,7 +91,7 @@ TIERS = dict(paper={},
 # %% ../nbs/36_recipes.ipynb #c9a82c41
 TIERS['study'] = dict(cifar100=dict(TIERS['cpu']['cifar100'], holdout=.1, epochs=5, runs=1))
 TIERS['cpu']['cifar100'].update(proto_lr=10., proto_wd=0.)
-TIERS['cpu']['nyudv2'].update(proto_lr=4., proto_wd=0.)
+TIERS['cpu']['nyudv2'].update(proto_wd=0.)
 
 class RecipeError(ValueError): "A recipe that cannot be followed, and what to change"
 
