@@ -8,7 +8,8 @@ __all__ = ['find_class', 'picture_files', 'find_pictures', 'check_pictures', 'us
            'fit', 'fit_cli', 'name_pictures', 'predict', 'predict_cli']
 
 # %% ../nbs/44_fit.ipynb #d1b954a1
-import difflib, os, sys, warnings
+import difflib, os, sys, tempfile, warnings
+from collections import Counter
 from contextlib import nullcontext
 from json import dumps
 from pathlib import Path
@@ -22,10 +23,12 @@ from fastai.vision.augment import Resize, aug_transforms
 from fastai.vision.core import PILImage, PILImageBW, imagenet_stats
 from fastai.vision.data import ImageBlock
 from .hierarchy import *
+from .hierarchy import _csv_lines, _tidy
 from .prototypes import arch_func, has_weights
 from .methods import *
 from .inference import *
 from .saving import *
+from .saving import _read_settings, _read_weights
 from .audit import *
 from fastcore.script import Param # last, for a star import brings another
 
@@ -35,40 +38,71 @@ def find_class(
     index # from `class_index`
 ):
     "Number of the class that `folders` stand for, None if there is none"
-    names = [' '.join(o.split()) for o in folders]
+    names = [_tidy(o) for o in folders]
     tries = ('/'.join(names[a:b]) for b in range(len(names), 0, -1) for a in range(b))
     return first(index[o] for o in tries if o in index)
 
 # %% ../nbs/44_fit.ipynb #ceccf575
 _pictures = set('.jpg .jpeg .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm'.split())
-_train_names,_valid_names = ('train','training'),('valid','val','validation','test')
+_beside = set('.txt .csv .tsv .json .jsonl .xml .yaml .yml .md .html .pdf .xlsx .log .ini .db .py .ipynb'.split())
+
+def _files_below(folder, above=()):
+    "All files below `folder` that are not hidden, in order; `above` are the folders it lies in"
+    if (real := os.path.realpath(folder)) in above: return
+    for f in sorted(Path(folder).iterdir()):
+        if f.name.startswith('.'): continue
+        if f.is_dir(): yield from _files_below(f, (*above, real))
+        else: yield f
+
+def _others(files):
+    "Sentences on those of `files` that are called neither like pictures nor like what often lies beside them"
+    n = Counter(f.suffix.lower() for f in files if f.suffix.lower() not in _pictures|_beside)
+    return [f"not used: {k} file{'s'*(k!=1)} {o or 'without an ending'}: convert {'them' if k!=1 else 'it'} to .jpg or .png" for o,k in n.most_common(5)]
 
 def picture_files(
     folder # where to look
 ):
     "All files below `folder` that are called like pictures, in order"
-    folder = Path(folder)
     if not os.path.isdir(folder): raise PictureError(f'{folder}: there is no such folder')
-    files = sorted(f for f in folder.rglob('*') if f.suffix.lower() in _pictures and not any(o.startswith('.') for o in f.relative_to(folder).parts))
-    if not files: raise PictureError(f"{folder}: there are no pictures in this folder ({', '.join(sorted(_pictures))})")
+    every = list(_files_below(folder)); files = [f for f in every if f.suffix.lower() in _pictures]
+    if not files: raise PictureError('; '.join([f"{folder}: there are no pictures in this folder ({', '.join(sorted(_pictures))})", *_others(every)]))
     return files
+
+# %% ../nbs/44_fit.ipynb #03d3bbc6
+_train_names,_valid_names = ('train','training'),('valid','val','validation','dev','eval','test','testing')
+
+def _tops(files, folder): "How many of `files` lie in each folder right below `folder`"; return Counter(o[0] for f in files if len(o := f.relative_to(folder).parts)>1)
 
 def _divided(files, folder):
     "Names of the folders of training and of validation below `folder`, if there are both"
-    tops = {f.relative_to(folder).parts[0] for f in files if len(f.relative_to(folder).parts)>1}
-    train,valid = (first(o for o in names if o in tops) for names in (_train_names,_valid_names))
+    tops = {o.casefold(): o for o in sorted(_tops(files, folder))}
+    train,valid = (first(tops[o] for o in names if o in tops) for names in (_train_names,_valid_names))
     return (train,valid) if train and valid else None
 
-# %% ../nbs/44_fit.ipynb #e6b44cd7
-def _strangers(lost, h):
-    "Complain about the folders `lost`, a dict to numbers of pictures, that stand for no class of `h`"
-    def say(f): near = difflib.get_close_matches(f.split('/')[-1], h.leaves, 1); n = lost[f]; return f'{f!r} ({n} picture{"s"*(n!=1)}{f", did you mean {near[0]!r}?" if near else ""})'
-    raise HierarchyError(f"no class is called like the folder{'s'*(len(lost)>1)} {', '.join(map(say, list(lost)[:8]))}{f' and {len(lost)-8} more' if len(lost)>8 else ''}: rename folders, or add classes to the table")
+def _unused(folder):
+    "Sentences on what lies below `folder` and is not used"
+    every = list(_files_below(folder)); files = [f for f in every if f.suffix.lower() in _pictures]; split = _divided(files, folder)
+    return [f"not used: {o}/ ({n} picture{'s'*(n!=1)})" for o,n in _tops(files, folder).items() if split and o not in split] + _others(every)
 
-# %% ../nbs/44_fit.ipynb #6df50fca
+# %% ../nbs/44_fit.ipynb #7a1cb0e0
+def _hints(names, h, columns):
+    "Sentences on those of `names`, of folders that stand for no class of `h`, that the table has in another place"
+    groups = {n[-1] for n in h.nodes[len(h):-1]} if isinstance(h, Hierarchy) else ()
+    places = (groups,'groups in the table, whose last column is taken for the class'),(columns,'in the first line of the table, which is taken for the names of its columns')
+    return [f"{what}: {', '.join(map(repr, found[:8]))}" for where,what in places if (found := [o for o in dict.fromkeys(names) if o in where])]
+
+def _strangers(lost, h, columns=()):
+    "Complain about the folders `lost`, a dict to numbers of pictures, that stand for no class of `h`, whose table has `columns`"
+    names = {f: _tidy(f.split('/')[-1]) for f in lost}
+    def say(f): near = difflib.get_close_matches(names[f], h.leaves, 1); n = lost[f]; return f'{f!r} ({n} picture{"s"*(n!=1)}{f", did you mean {near[0]!r}?" if near else ""})'
+    what = f"no class is called like the folder{'s'*(len(lost)>1)} {', '.join(map(say, list(lost)[:8]))}{f' and {len(lost)-8} more' if len(lost)>8 else ''}: rename folders, or add classes to the table"
+    raise HierarchyError('; '.join([what, *_hints(names.values(), h, columns)]))
+
+# %% ../nbs/44_fit.ipynb #a03593ae
 def find_pictures(
     folder, # pictures in folders named after their classes
-    h # a `Hierarchy` or `CostMatrix`
+    h, # a `Hierarchy` or `CostMatrix`
+    columns=() # names of the columns of the table of classes, for the error
 ):
     "Table of the pictures below `folder`: file, number of the class, and whether it is for validation (None if not said)"
     folder,index = Path(folder),class_index(h); files = picture_files(folder)
@@ -79,7 +113,7 @@ def find_pictures(
         k = find_class(parts[1:] if split else parts, index)
         if k is None: lost['/'.join(parts) or '.'] = lost.get('/'.join(parts) or '.', 0)+1
         else: rows.append((f, k, parts[0]==split[1] if split else None))
-    if lost: _strangers(lost, h)
+    if lost: _strangers(lost, h, columns)
     return pd.DataFrame(rows, columns=['file','label','valid'])
 
 # %% ../nbs/44_fit.ipynb #456d26ba
@@ -91,8 +125,8 @@ def check_pictures(
     sizes,grey,bad = [],True,{}
     for f in progress_bar(files, leave=False) if bar and sys.stdout.isatty() else files:
         try:
-            with Image.open(f) as o: sizes.append(o.size); grey &= o.mode in ('1','L','I','I;16','F')
-            read_picture(f)
+            with Image.open(f) as o: size,mode = o.size,o.mode
+            read_picture(f); sizes.append(size); grey &= mode in ('1','L')
         except PictureError as e: bad[f] = str(e)
         except (OSError,ValueError,SyntaxError,EOFError,Image.DecompressionBombError) as e: bad[f] = f'{f}: this is no picture that can be read ({e})'
     return sizes,grey,bad
@@ -111,7 +145,8 @@ def usual_arch(
     pretrained='no' # as for `make_learner`
 ):
     "Name of a body for pictures of `size` pixels"
-    return 'thin_resnet' if size<=64 and pretrained=='no' else 'resnet18'
+    known = None if pretrained in ('no','yes') else _start(pretrained)[1].get('arch')
+    return known or ('resnet18' if size>64 or pretrained=='yes' else 'thin_resnet')
 
 # %% ../nbs/44_fit.ipynb #c676692f
 def usual_bs(
@@ -151,14 +186,16 @@ def folder_data(
     valid=.2, # part to hold back, if the folder is not divided
     seed=0, # of the choice
     subset=False, # leave classes without pictures out?
-    bar=True # show a progress bar?
+    bar=True, # show a progress bar?
+    columns=() # as for `find_pictures`
 ):
     "Everything about the pictures in `images`: table, hierarchy, sizes, whether they are grey, and notes on what was left out"
-    t = find_pictures(images, h)
+    t = find_pictures(images, h, columns)
     sizes,grey,bad = check_pictures(t.file, bar)
-    t = t[~t.file.isin(bad)].reset_index(drop=True); notes = [f'left out: {o}' for o in bad.values()]
-    sub = _check_classes(t, h, subset)
-    if len(sub)<len(h): notes.append(f'left out: {len(h)-len(sub)} classes without pictures')
+    t = t[~t.file.isin(bad)].reset_index(drop=True); notes = _unused(images) + [f'left out: {o}' for o in bad.values()]
+    try: sub = _check_classes(t, h, subset)
+    except HierarchyError as e: raise HierarchyError('. Note: '.join([str(e), *notes[:3]])) from None
+    if len(sub)<len(h): notes.append(f"left out: {(n := len(h)-len(sub))} class{'es'*(n!=1)} without pictures")
     t = t[t.label.map(lambda k: h.leaves[k] in set(sub.leaves))].assign(label=lambda o: [sub.leaves.index(h.leaves[k]) for k in o.label]).reset_index(drop=True)
     if t.valid.isna().any(): t = t.assign(valid=hold_back(t.label, valid, seed))
     if not t.valid.any(): raise PictureError(f'{images}: no pictures are left to test on')
@@ -184,14 +221,35 @@ def folder_dls(
     return block.dataloaders(list(zip(t.file, names)), bs=min(bs, n), num_workers=workers)
 
 # %% ../nbs/44_fit.ipynb #6abc97ae
+_wanted = '--pretrained takes the folder of a model or its model.safetensors, as hierproto_fit writes them, or what `torch.save(learn.model[0].state_dict(), file)` writes'
+
+def _start(f):
+    "Tensors in the file or in the folder of a model `f`, by name, and the settings of the model, empty if they are not known"
+    f = Path(f); file = f/'model.safetensors' if f.is_dir() else f
+    if not f.exists(): raise ModelError(f"--pretrained is yes, no or a file (or the folder) of a model, and {str(f)!r} is none of them")
+    s = _read_settings(file.parent) if f.is_dir() or (file.name=='model.safetensors' and (file.parent/'settings.json').exists()) else {}
+    if file.suffix=='.safetensors': return _read_weights(file)[0],s
+    try: tensors = torch.load(file, map_location='cpu', weights_only=True)
+    except Exception: raise ModelError(f'{f}: this file holds no weights: {_wanted}') from None
+    if not isinstance(tensors, dict) or not all(isinstance(o, torch.Tensor) for o in tensors.values()): raise ModelError(f'{f}: this file holds something else than weights by name: {_wanted}')
+    return tensors,s
+
 def _weights(pretrained, arch):
-    "What `hier_learner` wants as `pretrained`"
-    if pretrained=='no': return False
-    if pretrained!='yes':
-        if not Path(pretrained).is_file(): raise ModelError(f"--pretrained is yes, no or a file, and {pretrained!r} is none of them")
-        return pretrained
-    if arch in ARCHS: raise ModelError(f'{arch} has no published weights: choose another --arch, such as resnet18, or --pretrained no')
-    return True
+    "Are published weights to be had, as `hier_learner` wants to know?"
+    if pretrained=='yes' and arch in ARCHS: raise ModelError(f'{arch} has no published weights: choose another --arch, such as resnet18, or --pretrained no')
+    return pretrained=='yes'
+
+# %% ../nbs/44_fit.ipynb #b8a1f298
+def _load_start(learn, pretrained):
+    "Give the body of `learn` the weights in `pretrained`, and freeze it"
+    (tensors,s),body = _start(pretrained),learn.model[0][0]; shapes = lambda d: {k: v.shape for k,v in d.items()}
+    parts = ({k.removeprefix(p): v for k,v in tensors.items() if k.startswith(p)} for p in ('0.0.','0.',''))
+    part = first(o for o in parts if shapes(o)==shapes(body.state_dict()))
+    if part is None:
+        kind = lambda arch, n: f"{arch} for {'grey pictures' if n==1 else 'pictures with colours'}"
+        was = f", but of {kind(s['arch'], (s.get('embedder') or {}).get('n_in'))}" if s.get('arch') else ''
+        raise ModelError(f'{pretrained}: these are no weights of {kind(learn.arch, learn.dls.one_batch()[0].shape[1])}{was}: choose another --arch, or --pretrained no; {_wanted}')
+    body.load_state_dict(part); learn.freeze()
 
 # %% ../nbs/44_fit.ipynb #0e0603b3
 def make_learner(
@@ -200,14 +258,15 @@ def make_learner(
     method='gp_disto', # name in `METHODS`
     arch='thin_resnet', # name of a body, see `ARCHS`
     m=64, # dimension of the embedding
-    pretrained='no' # 'no', 'yes', or a file of an `embedder`
+    pretrained='no' # 'no', 'yes', the folder or file of a model, or a file of an `embedder`
 ):
     "The `Learner` of `method` on the body called `arch`"
-    body,weights = make_body(arch, dls.one_batch()[0].shape[1]),_weights(pretrained, arch)
+    body,public = make_body(arch, dls.one_batch()[0].shape[1]),_weights(pretrained, arch)
     if method not in METHODS: raise ModelError(f"No method is called {method!r}; there are {', '.join(METHODS)}")
-    try: learn = hier_learner(dls, body, h, method, m=m, pretrained=weights)
+    try: learn = hier_learner(dls, body, h, method, m=m, pretrained=public)
     except OSError as e: raise ModelError(f'The weights of {arch} could not be had: {str(e).splitlines()[0]}. --pretrained no starts from random weights; --pretrained FILE takes those of a model of yours') from None
     learn.arch,learn.method = arch,method
+    if pretrained not in ('no','yes'): _load_start(learn, pretrained)
     return learn
 
 # %% ../nbs/44_fit.ipynb #9a841c3d
@@ -243,6 +302,12 @@ def _check_options(out, method, epochs, size, valid, resize, augment, overwrite,
                     (0<=seed<2**32,f'--seed must lie between 0 and {2**32-1}'), (0<=workers<=256,'--workers must lie between 0 and 256'), (method in METHODS,f"--method is one of {', '.join(METHODS)}")):
         if not ok: raise ModelError(what)
 
+
+def _check_out(out):
+    "Make the folder `out`, and complain unless files can be written there"
+    try: Path(out).mkdir(parents=True, exist_ok=True); tempfile.TemporaryFile(dir=out).close()
+    except (OSError,ValueError) as e: raise ModelError(f'{out}: nothing can be written to this folder ({getattr(e, "strerror", None) or e}): choose another --out') from None
+
 # %% ../nbs/44_fit.ipynb #bf9677d6
 def write_predictions(
     p, # `Predictions`
@@ -277,16 +342,16 @@ def _write_all(learn, runs, method, out, name, notes):
 
 # %% ../nbs/44_fit.ipynb #eeb79058
 def fit(
-    images:str,            # folder of pictures: a folder for each class, named after it, perhaps inside others; or such folders in train/ and valid/
+    images:str,            # folder of pictures: a folder for each class, named after it, perhaps inside others; or such folders in train/ and valid/ (or val/, test/, ...)
     classes:str,           # CSV or JSON file of the tree (a row a class, a column a level) or of a cost matrix, or the name of a tree of the library
-    out:str='model',       # folder for the model, report.html, table.csv and predictions.csv
+    out:str='model',       # folder for the model, report.html, table.csv and predictions.csv, all written at the end: a fit that was interrupted starts again
     method:str='gp_disto', # how to learn: gp_disto, cross_entropy, hxe, soft_labels, yolo, ...
-    arch:str='auto',       # network: thin_resnet, resnet18_32, convnet, or a name in torchvision or timm; auto chooses by the size of the pictures
+    arch:str='auto',       # network: thin_resnet, resnet18_32, convnet, or a name in torchvision or timm; auto chooses by the size of the pictures, or that of the model in --pretrained
     epochs:int=5,          # passes over the pictures
     size:int=0,            # pixels to which the sides of pictures are brought; 0 chooses by the pictures
     resize:str='squish',   # how: squish, crop or pad
     augment:str='mild',    # changes to pictures while training: none, mild, or photo (with mirrored and warped ones)
-    pretrained:str='no',   # begin with random weights (no), those published for the network (yes), or those in a file
+    pretrained:str='no',   # begin with random weights (no), those published for the network (yes), or those in a file or the folder of a model; for photographs, try --pretrained yes --augment photo --epochs 10
     lr:float=3e-3,         # learning rate
     bs:int=0,              # pictures in a batch; 0 chooses by their number
     m:int=64,              # dimensions of the embedding
@@ -294,14 +359,15 @@ def fit(
     seed:int=0,            # of everything random
     workers:int=0,         # processes that read pictures
     compare:bool=False,    # train with cross-entropy too, and show it beside
-    subset:bool=False,     # leave out classes that have no pictures
+    subset:bool=False,     # leave out classes that have no pictures; for hierproto_audit and hierproto_predict the classes are then those in the model's hierarchy.json
     overwrite:bool=False,  # write over a model that is already in the folder
     quiet:bool=False       # no progress bars
 ):
-    "Train a classifier on a folder of pictures, and report what its mistakes cost"
+    "Train a classifier on a folder of pictures, on a GPU if PyTorch sees one, and report what its mistakes cost"
     _check_options(out, method, epochs, size, valid, resize, augment, overwrite, bs, m, lr, seed, workers)
-    if pretrained not in ('yes','no'): _weights(pretrained, arch)
-    h = read_classes(classes); data = folder_data(images, h, valid, seed, subset, not quiet)
+    if pretrained not in ('yes','no'): _start(pretrained)
+    h = read_classes(classes); _check_out(out)
+    data = folder_data(images, h, valid, seed, subset, not quiet, _csv_lines(classes)[0][1] if str(classes).lower().endswith('.csv') else ())
     size = size or usual_size(data.sizes); arch = usual_arch(size, pretrained) if arch=='auto' else arch
     said = _describe(data, method, arch, size, epochs, pretrained); print(said, flush=True)
     for o in data.notes: print(f'Note: {o}', flush=True)
@@ -343,11 +409,13 @@ def predict(
     threshold:float=.5, # probability that an answer must have with --rule back_off
     top:int=0,        # list this many of the most probable classes, too
     json:bool=False,  # print JSON
-    classes:str=''    # table of classes to check against the model's, if it may have changed
+    classes:str=''    # table of classes to check against the model's, if it may have changed; after hierproto_fit --subset its hierarchy.json
 ):
     "Name what is in each of `images`: the path of classes with probabilities, a line a picture"
     p = load_model(model, classes or None); get_rule(rule or p.settings['rule'], p.h, threshold)
     files = [f for o in images for f in (picture_files(o) if Path(o).is_dir() else [o])]
+    for o in images:
+        for s in _others(_files_below(o)) if Path(o).is_dir() else (): print(f'hierproto_predict: note: {o}: {s}', file=sys.stderr)
     res = name_pictures(p, files, rule or None, threshold, top); bad = 0
     if json: res = list(res); print(dumps(res, indent=1, ensure_ascii=False))
     for r in res:
