@@ -9,6 +9,7 @@ __all__ = ['HierarchyError', 'Hierarchy', 'CostMatrix', 'as_costs', 'as_tree', '
 import bisect, colorsys, csv, difflib, functools, hashlib, io, json, re, textwrap, unicodedata, warnings
 from collections import Counter
 from importlib import resources
+from itertools import zip_longest
 from pathlib import Path
 import matplotlib.pyplot as plt, networkx as nx, numpy as np, pandas as pd, torch
 from fastcore.basics import patch
@@ -603,10 +604,15 @@ def _read(f):
     try: return data.decode('utf-8-sig'), label
     except UnicodeDecodeError as e: _fail('this is not UTF-8 text', f"{label}, line {data[:e.start].count(10) + 1}")
 
+def _separator(text):
+    "What stands between cells: a comma, or the semicolon or tab of a first line that has no comma"
+    top = next((l for l in text.splitlines() if l.strip()), '')
+    return next((s for s in ';\t' if s in top and ',' not in top), ',')
+
 def _csv_lines(f):
     "Place and cells of each row of the CSV file `f` that is not blank"
     text, label = _read(f)
-    rows, out = csv.reader(io.StringIO(text, newline=''), strict=True), []
+    rows, out = csv.reader(io.StringIO(text, newline=''), strict=True, delimiter=_separator(text)), []
     try:
         for r in rows: out.append((f'{label}, line {rows.line_num}', [_tidy(c) for c in r]))
     except csv.Error as e: _fail(f'this is not CSV: {e}', f'{label}, line {rows.line_num}')
@@ -622,11 +628,12 @@ def _known(columns, wanted, where=None):
 def _read_csv(f):
     "Columns of the CSV file `f`, its rows as places and dicts, and the place of the header"
     (top, head), *rows = _csv_lines(f)
+    for w, r in rows:
+        if any(r[len(head):]): _fail(f'{len(r)} cells in a table of {len(head)} columns', w)
+    head, *cells = map(list, zip(*(c for c in zip_longest(head, *(r for _, r in rows), fillvalue='') if any(c))))
     twice = [n for n, c in Counter(head).items() if c > 1]
     if twice: _fail(f'two columns are called {_and(twice)}', top)
-    for w, r in rows:
-        if len(r) > len(head): _fail(f'{len(r)} cells in a table of {len(head)} columns', w)
-    return head, [(w, dict(zip(head, r + ['']*len(head)))) for w, r in rows], top
+    return head, [(w, dict(zip(head, r))) for (w, _), r in zip(rows, cells)], top
 
 # %% ../nbs/00_hierarchy.ipynb #1be7d152
 def _table(t):
@@ -702,6 +709,25 @@ def _row_weights(rows, levels, paths):
     return weights
 
 # %% ../nbs/00_hierarchy.ipynb #bab6a445
+def _levels(head, rows):
+    "The columns that are levels, without titles, weights and pandas' numbers of the rows"
+    levels = [c for c in head if c != 'title' and not c.startswith('weight:')]
+    numbered = levels[1:] and levels[0] == '' and len({r[''] for _, r in rows}) == len(rows)
+    return levels[1:] if numbered else levels
+
+def _warn_lone(h, column, where):
+    "Warn if every class of `h` has a group of its own at the top"
+    if h.depth > 1 and 1 < len(h) == len({n[0] for n in h.nodes[:len(h)]}):
+        warnings.warn(f'{where}: the column {column!r} is different in every row, so it groups nothing; leave it out, or choose the columns with `levels=`', stacklevel=3)
+
+def _warn_case(h, where):
+    "Warn of groups of `h` that differ in nothing but capital letters"
+    seen = {}
+    for g in h.nodes[len(h):-1]:
+        if (o := seen.setdefault((*g[:-1], g[-1].casefold()), g)) != g:
+            warnings.warn(f"{where}: {'/'.join(o)!r} and {'/'.join(g)!r} are two groups; if they should be one, write them alike", stacklevel=3)
+
+# %% ../nbs/00_hierarchy.ipynb #ab2bd278
 @patch(cls_method=True)
 def from_csv(cls:Hierarchy,
     f,           # a path or an open file
@@ -710,12 +736,14 @@ def from_csv(cls:Hierarchy,
 ):
     "A hierarchy from a CSV file with one row a class and one column a level"
     head, rows, top = _read_csv(f)
-    weighted = [c for c in head if c.startswith('weight:')]
-    levels = [c for c in head if c not in ['title', *weighted]] if levels is None else list(levels)
-    _known(head, levels + [c.removeprefix('weight:') for c in weighted], top)
+    chosen, levels = levels is not None, _levels(head, rows) if levels is None else list(levels)
+    _known(head, levels + [c.removeprefix('weight:') for c in head if c.startswith('weight:')], top)
     paths = [_row_path([r[c] for c in levels], w) for w, r in rows]
     titles = [r['title'] or p[-1] for (_, r), p in zip(rows, paths) if p] if 'title' in {*head} - {*levels} else None
-    return cls(paths, _row_weights(rows, levels, paths), titles, name, [w for w, _ in rows])
+    h = cls(paths, _row_weights(rows, levels, paths), titles, name, [w for w, _ in rows])
+    if not chosen: _warn_lone(h, levels[0], top)
+    _warn_case(h, top)
+    return h
 
 # %% ../nbs/00_hierarchy.ipynb #54de58a6
 def _write(text, f):

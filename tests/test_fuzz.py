@@ -91,9 +91,13 @@ def damage(rng, data):
 
 def plain_csv(data):
     "Paths of a CSV file by hand"
-    rows = [[tidy(c) for c in r] for r in csv.reader(io.StringIO(data.decode('utf-8-sig'), newline=''))]
+    text = data.decode('utf-8-sig')
+    top = ([l for l in text.splitlines() if l.strip()] or [''])[0]
+    sep = ',' if ',' in top else ';' if ';' in top else '\t' if '\t' in top else ','
+    rows = [[tidy(c) for c in r] for r in csv.reader(io.StringIO(text, newline=''), delimiter=sep)]
     head, *rows = [r for r in rows if any(r)]
-    at = [i for i, c in enumerate(head) if c != 'title' and not c.startswith('weight:')]
+    at = [i for i, c in enumerate(head) if c != 'title' and not c.startswith('weight:') and any(r[i] for r in [head, *rows] if i < len(r))]
+    if len(at) > 1 and head[at[0]] == '' and len({(r + ['']*len(head))[at[0]] for r in rows}) == len(rows): at = at[1:]
     cells = [[r[i] if i < len(r) else '' for i in at] for r in rows]
     return [tuple(c[:max((i+1 for i, o in enumerate(c) if o), default=0)]) for c in cells]
 
