@@ -9,7 +9,7 @@ __all__ = ['ARCHS', 'ModelError', 'PictureError', 'classes_json', 'read_classes'
            'load_pickle', 'Answers', 'export_onnx']
 
 # %% ../nbs/38_saving.ipynb #b6071248
-import csv, difflib, io, json, os, shutil, warnings
+import difflib, io, json, os, shutil, warnings
 from copy import deepcopy
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +27,7 @@ from fastai.vision.augment import AffineCoordTfm, Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW, image2tensor
 from fastai.vision.learner import TimmBody
 from .hierarchy import *
+from .hierarchy import _read_csv
 from .distortion import *
 from .prototypes import *
 from .inference import *
@@ -48,12 +49,9 @@ class PictureError(ValueError):
 # %% ../nbs/38_saving.ipynb #043b1455
 def _read_csv_classes(f):
     "The `Hierarchy` or `CostMatrix` in the CSV file `f`, whose first row says which of three shapes it has"
-    with open(f, encoding='utf-8-sig', errors='replace', newline='') as o:
-        try: rows = [r for r in csv.reader(o) if any(c.strip() for c in r)]
-        except csv.Error as e: raise HierarchyError(f'{f}: this is not CSV: {e}') from None
-    head = [c.strip() for c in rows[0]] if rows else ['level']
-    if head[0].lower()=='predicted' or (head[0]=='' and len(rows)==len(head)): return CostMatrix.from_csv(f)
-    return Hierarchy.from_parents(str(f)) if {'node','parent'} <= set(head) <= {'node','parent','weight'} else Hierarchy.from_csv(f)
+    head,rows,_ = _read_csv(f); top,side = head[1:],[r[head[0]] for _,r in rows]
+    if head[0].lower()=='predicted' or side==top or (head[0]=='' and set(side) & set(top)): return CostMatrix.from_csv(f)
+    return Hierarchy.from_parents(str(f)) if {'node','parent'} <= set(head) <= {'','node','parent','weight'} else Hierarchy.from_csv(f)
 
 # %% ../nbs/38_saving.ipynb #72b8c980
 _costs_format = 'hierproto-costs-1'
@@ -240,12 +238,14 @@ def read_picture(
 ):
     "The picture `o` with `channels` channels, as fastai has it"
     cls = PILImageBW if channels==1 else PILImage
+    what = o if isinstance(o, (str,Path)) else type(o).__name__
     try:
-        if isinstance(o, np.ndarray): o = Image.fromarray(o)
-        return cls.create(o.convert(cls._open_args['mode']) if isinstance(o, Image.Image) else str(o) if isinstance(o, Path) else o)
+        img = o if isinstance(o, Image.Image) else cls.create(str(o) if isinstance(o, Path) else o, mode=None)
+        if img.mode[0] not in 'IF': return cls.create(img.convert(cls._open_args['mode']))
     except FileNotFoundError: raise PictureError(f'{o}: there is no such file') from None
     except (OSError,ValueError,TypeError,SyntaxError,EOFError,AttributeError,Image.DecompressionBombError) as e:
-        raise PictureError(f'{o if isinstance(o, (str,Path)) else type(o).__name__}: this is no picture that can be read ({e})') from None
+        raise PictureError(f'{what}: this is no picture that can be read ({e})') from None
+    raise PictureError(f'{what}: this picture has more than 8 bits a channel (mode {img.mode}), and would be clipped to white: save it with 8 bits a channel')
 
 # %% ../nbs/38_saving.ipynb #c7f0cab1
 def picture_tensor(
@@ -274,19 +274,21 @@ class Predictor:
     def __init__(self, model, h, settings):
         im = settings.get('images')
         self.model,self.h,self.settings = model.eval(),h,settings
-        self.norm = ChannelNorm(im['mean'], im['std']) if im else nn.Identity()
+        self.norm = (ChannelNorm(im['mean'], im['std']) if im else nn.Identity()).to(self.device)
+    @property
+    def device(self): return first((o.device for o in self.model.parameters()), default=torch.device('cpu'))
     def __repr__(self): return f"Predictor: {self.settings.get('method') or 'a model'} on {self.settings.get('arch') or 'a body of your own'}, {len(self.h)} classes"
 
 # %% ../nbs/38_saving.ipynb #11d39137
 @patch
 def batch(self:Predictor, images):
-    "The pictures `images` as one tensor, not yet normalised"
+    "The pictures `images` as one tensor on the device of the model, not yet normalised"
     im = self.settings.get('images')
-    if isinstance(images, torch.Tensor) and images.is_floating_point(): return self._checked(images.float())
+    if isinstance(images, torch.Tensor) and images.is_floating_point(): return self._checked(images.float()).to(self.device)
     if im is None: raise ModelError('This model was not trained on pictures: give a batch of its inputs as a float tensor')
     images = images if isinstance(images, (list,tuple,L)) else [images]
     if not len(images): raise PictureError('no pictures were given')
-    return torch.stack([picture_tensor(o, **im) for o in images])
+    return torch.stack([picture_tensor(o, **im) for o in images]).to(self.device)
 
 @patch
 def _checked(self:Predictor, x):
@@ -302,10 +304,10 @@ def scores(self:Predictor,
     images, # files, PIL images, arrays of bytes, or a batch
     bs=64 # pictures at a time
 ):
-    "Scores (N, K) of `images`"
-    if isinstance(images, torch.Tensor) or not isinstance(images, (list,tuple,L)): return self.model(self.norm(self.batch(images)))
+    "Scores (N, K) of `images`, on the CPU"
+    if isinstance(images, torch.Tensor) or not isinstance(images, (list,tuple,L)): return self.model(self.norm(self.batch(images))).cpu()
     if not len(images): self.batch(images)
-    return torch.cat([self.model(self.norm(self.batch(o))) for o in chunked(images, bs)])
+    return torch.cat([self.scores(self.batch(o)) for o in chunked(images, bs)])
 
 # %% ../nbs/38_saving.ipynb #1920fbda
 _rules = dict(argmax=lambda h, t: argmax_rule, crm=lambda h, t: CRM(h), back_off=lambda h, t: BackOff(as_tree(h, 'the rule back_off'), t))
@@ -471,7 +473,8 @@ def _make_model(s, h, body):
 def load_model(
     folder, # written by `save_model` or hierproto_fit
     hierarchy=None, # the classes of today, checked against those of training: a `Hierarchy`, a `CostMatrix` or a file
-    body=None # an untrained module, if the body is of your own making
+    body=None, # an untrained module, if the body is of your own making
+    device=None # where it computes, such as 'cuda'; the CPU by default
 ):
     "The `Predictor` in `folder`; nothing in its files is executed"
     folder = Path(folder)
@@ -484,7 +487,7 @@ def load_model(
     _check_size(s, tensors, folder/'model.safetensors')
     model = _make_model(s, h, body)
     _load_weights(model, tensors, folder/'model.safetensors')
-    return Predictor(model, h, s)
+    return Predictor(model.to(device or 'cpu'), h, s)
 
 # %% ../nbs/38_saving.ipynb #a0d2a4e1
 def _example_batch(p, n=2):
@@ -561,9 +564,9 @@ class _PlainYOLO(nn.Module):
 # %% ../nbs/38_saving.ipynb #3e092a77
 def _graph(p, rule, threshold):
     "The module to export for the predictor `p`"
-    body,head = deepcopy(p.model)
+    body,head = deepcopy(p.model).cpu()
     if isinstance(head, YOLOHead): head = _PlainYOLO(head, p.h)
-    return Answers(nn.Sequential(body, head), p.norm, p.h, get_rule(rule, p.h, threshold)).eval()
+    return Answers(nn.Sequential(body, head), deepcopy(p.norm).cpu(), p.h, get_rule(rule, p.h, threshold)).eval()
 
 def _metadata(p, rule, threshold):
     nodes = ['/'.join(n) for n in p.h.nodes] if isinstance(p.h, Hierarchy) else p.h.leaves
