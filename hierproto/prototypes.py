@@ -196,12 +196,15 @@ class DataLoss(nn.Module):
 @patch
 def check_labels(self:DataLoss, targets, K):
     "Complain of `targets` that are none of `K` classes; true if none of them is to be ignored, as far as is known"
-    if targets.device.type!='cpu' or not targets.numel(): return False
+    if targets.device.type!='cpu' or not (n := targets.numel()): return False
     lo,hi = map(int, targets.aminmax())
-    if lo<=self.ignore_index<=hi: self.check_labels(targets[targets!=self.ignore_index], K); return False
+    if lo<=self.ignore_index<=hi:
+        targets = targets[targets!=self.ignore_index]
+        if not len(targets): return False
+        lo,hi = map(int, targets.aminmax())
     bad = lo if lo<0 else hi
     if bad<0 or bad>=K: raise HierarchyError(f"label {bad} is none of the {K} classes; `ignore_index={bad}` would leave it out")
-    return True
+    return targets.numel()==n
 
 # %% ../nbs/02_prototypes.ipynb #bf2d8c4c
 @patch
