@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['MEASURES', 'LOSSES', 'seconds', 'ratios', 'peak_memory', 'Measure', 'measure', 'take', 'broadcast_disto_loss',
-           'merge', 'show', 'main']
+           'merge', 'show', 'alone', 'main']
 
 # %% ../nbs/42_bench.ipynb #06bd6ef8
-import ctypes, gc, math, platform, time
+import ctypes, gc, math, multiprocessing, platform, time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 import numpy as np, pandas as pd, torch
@@ -317,20 +318,33 @@ def show(df):
     ratio = df.apply(lambda r: f'{r.ratio:.3g} ({r.low:.3g} to {r.high:.3g})', axis=1)
     return pd.DataFrame({'measure': df.measure, 'size': df['size'], 'against': df.against, 'goal': df.goal.map('{:g}'.format), 'ratio': ratio, '': df.met.map({True: 'met', False: 'MISSED'})}).to_string(index=False)
 
+# %% ../nbs/42_bench.ipynb #3f8d6f78
+def _row(name, size, rounds):
+    keep_memory() # as the commands that train do
+    return {**take(name, size, rounds), **_circumstances()}
+
+def alone(f, *args):
+    "`f(*args)` in a new process"
+    kind = next(o for o in ('forkserver','spawn') if o in multiprocessing.get_all_start_methods())
+    ctx = multiprocessing.get_context(kind)
+    if kind == 'forkserver': ctx.set_forkserver_preload(['hierproto.bench'])
+    with ProcessPoolExecutor(1, mp_context=ctx) as pool: return pool.submit(f, *args).result()
+
 # %% ../nbs/42_bench.ipynb #a022176b
 @call_parse
 def main(
     only:str='',                   # take only measures whose name contains this
     rounds:int=0,                  # pairs of timings for each; 0 for the measure's own number
-    out:str='results/bench.csv'    # where rows are written
+    out:str='results/bench.csv',   # where rows are written
+    here:bool=False                # all in this process, not each in its own?
 ):
     "Measure speed and memory as ratios, print the table and write it to `out`"
     todo, rows = [(n, s) for n, m in MEASURES.items() for s in m.sizes if only in n], []
-    keep_memory() # as the commands that train do
     if not todo: raise ValueError(f"no measure contains {only!r}; there are {', '.join(MEASURES)}")
+    row = _row if here else partial(alone, _row)
     for i, (n, s) in enumerate(todo, 1):
-        rows.append({**take(n, s, rounds or None), **_circumstances()})
-        r = rows[-1]; print(f"{i}/{len(todo)} {n} {r['size']}: {r['ratio']:.3g}, goal {r['goal']:g}", flush=True)
+        rows.append(row(n, s, rounds or None)); r = rows[-1]
+        print(f"{i}/{len(todo)} {n} {r['size']}: {r['ratio']:.3g}, goal {r['goal']:g}", flush=True)
     df = pd.DataFrame(rows)
     out = Path(out); out.parent.mkdir(parents=True, exist_ok=True)
     merge(pd.read_csv(out) if out.exists() else df[:0], df).to_csv(out, index=False)
