@@ -16,6 +16,7 @@ from fastcore.script import *
 from fastai.basics import *
 from .hierarchy import HierarchyError, as_tree
 from .prototypes import embedder
+from .callbacks import NotFinite
 from .rows import *
 from .recipes import *
 from .runs import *
@@ -77,6 +78,8 @@ def release(self:Claim):
     self.over.set(); self.path.unlink(missing_ok=True)
 
 # %% ../nbs/40_experiments.ipynb #72bc39b0
+def _why(e): return str(e).split('\n\t')[-1] if isinstance(e, NotFinite) else traceback.format_exc()
+
 def run_claimed(
     r,             # a resolved recipe
     out='results', # folder of the results
@@ -87,8 +90,8 @@ def run_claimed(
     claim = Claim(r, out)
     if not claim.take(): return 'claimed'
     try: train_run(r, out, **kwargs); run_file(r, out, 'log').unlink(missing_ok=True); return 'finished'
-    except Exception:
-        write_whole(run_file(r, out, 'log'), lambda f: f.write(traceback.format_exc().encode()))
+    except Exception as e:
+        write_whole(run_file(r, out, 'log'), lambda f: f.write(_why(e).encode()))
         return 'failed'
     finally: claim.release()
 
