@@ -54,6 +54,14 @@ def test_opens_with_title_and_description(name):
     assert re.match(r'# \S.*\n\n> \S', nbformat.read(root/'nbs'/name, 4).cells[0].source)
 
 @pytest.mark.parametrize('name', names)
+def test_outputs_speak_of_no_machine(name):
+    "Warnings, and folders of whoever ran the notebook last, are nothing to read"
+    for c in nbformat.read(root/'nbs'/name, 4).cells:
+        for o in c.get('outputs', []):
+            said = o.get('text', '') + ''.join(str(v) for k, v in o.get('data', {}).items() if k.startswith('text/'))
+            assert o.get('name') != 'stderr' and not re.search(r'site-packages|/(work|home|root|tmp|Users)/', said), (c.source, said)
+
+@pytest.mark.parametrize('name', names)
 def test_imports_stand_alone(name):
     "Where there is something to document, nbdev runs each cell that imports: with other code in it, that code runs too, out of context"
     cells = [c for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'code']

@@ -1,8 +1,8 @@
 "The Makefile as a newcomer meets it."
-import subprocess
+import subprocess, sys
 from pathlib import Path
 
-import pytest
+import pandas as pd, pytest
 
 root = Path(__file__).resolve().parent.parent
 
@@ -15,3 +15,9 @@ def test_nothing_is_installed_twice():
     if not (root/'.venv'/'.ready').exists(): pytest.skip('not set up by make')
     out = subprocess.run(['make', '-n', 'demo'], cwd=root, capture_output=True, text=True).stdout
     assert 'hierproto.figure1' in out and 'pip install' not in out, out
+
+def test_bench_takes_each_row_in_a_new_process(tmp_path):
+    from hierproto.bench import MEASURES
+    subprocess.run([sys.executable, '-m', 'hierproto.bench', '--only', 'inference', '--rounds', '1', '--out', tmp_path/'bench.csv'], check=True, capture_output=True)
+    df = pd.read_csv(tmp_path/'bench.csv')
+    assert len(df) == len(MEASURES['inference, prototypes'].sizes) and df.met.notna().all(), df
