@@ -142,7 +142,8 @@ _above,_amount = (lambda v: _number(v) and v>0, 'a number above 0'),(lambda v: _
 _share = (lambda v: _number(v) and 0<=v<1, 'a number from 0 to below 1')
 
 # %% ../nbs/36_recipes.ipynb #66964df0
-ARCHS = 'convnet resnet18_32 thin_resnet swift_resnet resnet18_224 fusenet slim_fusenet psetae'.split()
+ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_resnet='resnet:thin_resnet', swift_resnet='resnet:swift_resnet', resnet18_224='resnet:resnet18_224', fusenet='fusenet:fusenet',
+             slim_fusenet='fusenet:slim_fusenet', psetae='psetae:PSETAE') # where each is, below `hierproto.backbones`
 RULES = dict(
     seed=_index, fold=_index, fraction=(lambda v: _number(v) and 0<v<=1, 'a number above 0 and up to 1'), arch=_named(ARCHS), loss=_named(['cross_entropy','focal']), opt=_named(['sgd','adam']), schedule=_named(SCHEDULES),
     report=_named(['last','best_of_last_5','best_valid']), repeat=_named(['seed','fold']), summary=_named(['median','mean']), without=_list(lambda v: isinstance(v, str), 'names of methods'),

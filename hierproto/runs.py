@@ -31,8 +31,6 @@ from .recipes import *
 
 # %% ../nbs/37_runs.ipynb #7c08c974
 _DATA = {o: f'hierproto.data.{o}:{o}' for o in RECIPES}
-_ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_resnet='resnet:thin_resnet', swift_resnet='resnet:swift_resnet', resnet18_224='resnet:resnet18_224', fusenet='fusenet:fusenet',
-              slim_fusenet='fusenet:slim_fusenet', psetae='psetae:PSETAE')
 
 def named(o): "The object that `o` names, as in 'module:object'"; mod,name = o.split(':'); return getattr(importlib.import_module(mod), name)
 def accepted(f, **kwargs): "Those of `kwargs` that are arguments of `f`"; ps = inspect.signature(f).parameters; return {k: v for k,v in kwargs.items() if k in ps}
@@ -154,7 +152,7 @@ def run_learner(
 ):
     "The `Learner` of the run `r`"
     from hierproto.methods import hier_learner # all methods, when one of them is wanted
-    make = named(f"hierproto.backbones.{_ARCHS[r['arch']]}")
+    make = named(f"hierproto.backbones.{ARCHS[r['arch']]}")
     body = make(**accepted(make, m=r['m'], pretrained=r['pretrained']))
     return hier_learner(dls, body, h, method=r['method'], opt_func=optimiser(r), lr=r['lr'],
                         metrics=hier_metrics(h, ['error_rate','average_cost'], ignore_index=_IGNORE.get(r['data'])), cbs=[Rate(r), *L(cbs)], **learner_args(r))
