@@ -20,4 +20,4 @@ def test_bench_takes_each_row_in_a_new_process(tmp_path):
     from hierproto.bench import MEASURES
     subprocess.run([sys.executable, '-m', 'hierproto.bench', '--only', 'inference', '--rounds', '1', '--out', tmp_path/'bench.csv'], check=True, capture_output=True)
     df = pd.read_csv(tmp_path/'bench.csv')
-    assert len(df) == len(MEASURES['inference, prototypes'].sizes) and df.met.notna().all(), df
+    assert len(df) == len(MEASURES['inference, prototypes'].sizes) and df.verdict.isin(["met","close","MISSED"]).all(), df
