@@ -190,7 +190,7 @@ def command(
 ):
     "Call `f` with what the command line says"
     try: return f(**arguments(f, argv, prog))
-    except (RecipeError,HierarchyError) as e:
+    except (RecipeError,HierarchyError,ImportError) as e:
         if argv is not None: raise
         sys.exit(f'{prog or "hierproto_"+f.__name__}: {e}')
 
@@ -239,6 +239,7 @@ def check_options(
 ):
     "Complain about options of a command that cannot be"
     known(log, ['','tensorboard','wandb'], 'log')
+    if log: extra(log, 'log')
     for k,v in counts.items(): check_value(k, v, _COUNTS)
 
 # %% ../nbs/40_experiments.ipynb #a304e4c0

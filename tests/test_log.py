@@ -81,3 +81,10 @@ def test_wandb_resumed(plain, tmp_path):
 def test_unknown_log(tmp_path):
     res = call('from hierproto.experiments import train_cli; train_cli()', *ASKED, '--out', str(tmp_path), '--log', 'carbon_copy', cwd=tmp_path)
     assert res.returncode == 1 and "log 'carbon_copy' is none of" in res.stderr
+
+
+def test_log_that_is_not_installed(tmp_path):
+    "Found before a run begins"
+    res = call("import sys; sys.modules['wandb'] = None; from hierproto.experiments import train_cli; train_cli()", *ASKED, '--out', str(tmp_path/'results'), '--log', 'wandb', cwd=tmp_path)
+    assert res.returncode == 1 and "pip install 'hierproto[log]'" in res.stderr and 'Traceback' not in res.stderr, res.stderr
+    assert not (tmp_path/'results').exists()
