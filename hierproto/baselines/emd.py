@@ -18,9 +18,8 @@ class _SquaredCost(torch.autograd.Function):
     "Log-probabilities of the labels `y`, and half the sum of squared probabilities times `cost`, for scores `x`"
     @staticmethod
     def forward(ctx, x, y, cost):
-        logp = x.log_softmax(1)
-        own = logp.gather(1, y[:,None])[:,0]
-        p = logp.exp_()
+        p = x.softmax(1)
+        own = (x.gather(1, y[:,None]) - x.amax(1, True) + p.amax(1, True).log_())[:,0]
         pc = cost.mul(p)
         R = torch.linalg.vecdot(p, pc)
         ctx.save_for_backward(p, pc, R, y)
@@ -31,7 +30,7 @@ class _SquaredCost(torch.autograd.Function):
     def backward(ctx, g, gR):
         p,pc,R,y = ctx.saved_tensors
         rest = (g+gR*R)[:,None] # of all classes alike
-        return pc.mul(gR[:,None]).sub_(rest).mul_(p).scatter_add_(1, y[:,None], g[:,None]),None,None
+        return torch.addcmul(-rest, pc, gR[:,None]).mul_(p).scatter_add_(1, y[:,None], g[:,None]),None,None
 
 # %% ../../nbs/13_baselines.emd.ipynb #8510c6f2
 class EMDLoss(ScoreLoss):
