@@ -213,7 +213,7 @@ def check_settings(
     have = method_settings(r['method'])
     for k,v in r['args'].items():
         if k not in have: raise RecipeError(f"{k}={v}: neither the recipe of {r['data']} nor the method {r['method']} has a setting {k!r}; there are {', '.join(dict.fromkeys([*RECIPES[r['data']], *OPTIONS, *have]))}")
-        check_value(k, v, {k: rule_like(have[k])})
+        check_value(k, v, {k: RULES.get(k) or rule_like(have[k])})
 
 # %% ../nbs/40_experiments.ipynb #1490bfcf
 def _with(o, f):

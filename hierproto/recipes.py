@@ -150,6 +150,7 @@ RULES = dict(
     pretrained=(lambda v: type(v) is bool or isinstance(v, str) and os.path.isfile(v), 'True, False or a file of weights'),
     **dict.fromkeys('epochs bs m size runs min_samples n_train n_test'.split(), _count), num_workers=_index, **dict.fromkeys('project fp16 same_steps'.split(), _truth),
     **dict.fromkeys('lr factor last'.split(), _above), **dict.fromkeys('wd gamma proto_lr'.split(), _amount), lam=_or_none(*_amount), proto_wd=_or_none(*_amount), mom=_share, holdout=_share,
+    init=(lambda v: v in ('normal','cube') or _number(v) and v>0, "'normal', 'cube', or a standard deviation"),
     betas=_list(_share[0], 'two numbers from 0 to below 1', 2), at=_list(lambda v: _number(v) and 0<=v<=1, 'parts of the training, from 0 to 1'))
 
 def check_value(
