@@ -354,11 +354,10 @@ def main(
     "Measure speed and memory as ratios, print the table and write it to `out`"
     todo, rows = [(n, s) for n, m in MEASURES.items() for s in m.sizes if only in n], []
     if not todo: raise ValueError(f"no measure contains {only!r}; there are {', '.join(MEASURES)}")
-    row = _row if here else partial(alone, _row)
-    for i, (n, s) in enumerate(todo, 1):
-        rows.append(row(n, s, rounds or None)); r = rows[-1]
-        print(f"{i}/{len(todo)} {n} {r['size']}: {r['ratio']:.3g}, goal {r['goal']:g}", flush=True)
-    df = pd.DataFrame(rows)
     out = Path(out); out.parent.mkdir(parents=True, exist_ok=True)
-    merge(pd.read_csv(out) if out.exists() else df[:0], df).to_csv(out, index=False)
-    print(f'\n{show(df)}')
+    row, old = _row if here else partial(alone, _row), pd.read_csv(out) if out.exists() else pd.DataFrame()
+    for i, (n, s) in enumerate(todo, 1):
+        rows.append(r := row(n, s, rounds or None))
+        merge(old, pd.DataFrame(rows)).to_csv(out, index=False)
+        print(f"{i}/{len(todo)} {n} {r['size']}: {r['ratio']:.3g}, goal {r['goal']:g}", flush=True)
+    print(f'\n{show(pd.DataFrame(rows))}')
