@@ -310,7 +310,7 @@ def _cifar(n, bs=128, lr=.1):
         return ((t-mean)/std).contiguous(memory_format=torch.channels_last)
     return learn, _bare(x, y, xv, yv, bs, cut, model(), lr)
 
-@measure('CIFAR-100 epoch, thin ResNet', 'a bare loop over tensors', {(1280,): 1.1}, rounds=3)
+@measure('CIFAR-100 epoch, thin ResNet', 'a bare loop over tensors', {(1280,): 1.1}, rounds=11)
 def _(n): learn, bare = _cifar(n); return _epoch(learn), bare
 
 @measure('loading CIFAR-100', 'an epoch of the thin ResNet', {(1280,): .1}, rounds=3)
@@ -340,7 +340,7 @@ def alone(f, *args):
     "`f(*args)` in a new process"
     kind = next(o for o in ('forkserver','spawn') if o in multiprocessing.get_all_start_methods())
     ctx = multiprocessing.get_context(kind)
-    if kind == 'forkserver': ctx.set_forkserver_preload(['hierproto.bench'])
+    if kind == 'forkserver': ctx.set_forkserver_preload(['hierproto.all','hierproto.many','hierproto.figure1'])
     with ProcessPoolExecutor(1, mp_context=ctx) as pool: return pool.submit(f, *args).result()
 
 # %% ../nbs/42_bench.ipynb #a022176b
