@@ -336,7 +336,10 @@ def _row(name, size, rounds):
     keep_memory() # as the commands that train do
     return {**take(name, size, rounds), **_circumstances()}
 
-def alone(f, *args):
+def alone(
+    f,    # a function of a module
+    *args # of `f`
+):
     "`f(*args)` in a new process"
     kind = next(o for o in ('forkserver','spawn') if o in multiprocessing.get_all_start_methods())
     ctx = multiprocessing.get_context(kind)
