@@ -67,7 +67,7 @@ def decide(self:Method, h):
 
 # %% ../nbs/19_methods.ipynb #53987b09
 def _data_loss(gamma=0., **kwargs): return FocalDataLoss(gamma, **kwargs) if gamma else DataLoss(**kwargs)
-def _linear(h, m, loss): return LinearHead(m, len(h)), loss, []
+def _linear(h, m, loss): return LinearHead(m, len(h), rows=loss.rows), loss, []
 
 def make_cross_entropy(h, m, gamma=0., weight=None, ignore_index=-100):
     "Linear head from `m` dimensions to the classes of `h`, and cross-entropy, focal if `gamma` is not 0, with class `weight` and `ignore_index`"

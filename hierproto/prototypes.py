@@ -163,9 +163,17 @@ class LinearHead(nn.Linear):
     def __init__(self,
         m, # dimension of the embedding
         n_classes, # number of classes
-        bias=True # add a learnt constant to each score?
-    ): super().__init__(m, n_classes, bias=bias)
-    def forward(self, x): return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        bias=True, # add a learnt constant to each score?
+        rows=False # lay scores out in memory class by class?
+    ):
+        super().__init__(m, n_classes, bias=bias)
+        self.rows = rows
+
+    def forward(self, x):
+        if not self.rows: return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        z = x.movedim(1, 0).flatten(1)
+        z = self.weight@z if self.bias is None else torch.addmm(self.bias[:,None], self.weight, z)
+        return z.unflatten(1, x.shape[:1]+x.shape[2:]).movedim(0, 1)
 
 # %% ../nbs/02_prototypes.ipynb #15d909cf
 def find_protos(
@@ -181,6 +189,7 @@ def find_protos(
 class DataLoss(nn.Module):
     "Eq. 3: cross-entropy of scores `(B, K[, H, W])`, with class weights and labels to ignore"
     y_int = True # fastai's MixUp mixes losses, not targets
+    rows = False # would it rather have scores in memory class by class?
     def __init__(self,
         weight=None, # weight of each class, (K,)
         ignore_index=-100, # targets with this value do not count
@@ -190,36 +199,39 @@ class DataLoss(nn.Module):
         self.ignore_index,self.reduction = ignore_index,reduction
         self.register_buffer('weight', None if weight is None else torch.as_tensor(weight).float())
 
-    def per_item(self, scores, targets): return F.cross_entropy(scores, targets, ignore_index=self.ignore_index, reduction='none')
+    def per_item(self, scores, targets): return F.cross_entropy(scores, targets, reduction='none')
 
 # %% ../nbs/02_prototypes.ipynb #cdddede2
 @patch
 def check_labels(self:DataLoss, targets, K):
     "Complain of `targets` that are none of `K` classes; true if none of them is to be ignored, as far as is known"
-    if targets.device.type!='cpu' or not (n := targets.numel()): return False
+    if not targets.is_cpu or not targets.numel(): return False
     lo,hi = map(int, targets.aminmax())
-    if lo<=self.ignore_index<=hi:
-        targets = targets[targets!=self.ignore_index]
-        if not len(targets): return False
-        lo,hi = map(int, targets.aminmax())
+    if 0<=lo and hi<K and not lo<=self.ignore_index<=hi: return True
+    count = targets[targets!=self.ignore_index]
+    if not len(count): return False
+    lo,hi = map(int, count.aminmax())
     bad = lo if lo<0 else hi
     if bad<0 or bad>=K: raise HierarchyError(f"label {bad} is none of the {K} classes; `ignore_index={bad}` would leave it out")
-    return targets.numel()==n
+    return len(count)==targets.numel()
 
 # %% ../nbs/02_prototypes.ipynb #bf2d8c4c
 @patch
 def reduce(self:DataLoss, loss):
     "What the samples cost together, if all of them count"
-    loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
+    if loss.dtype in (torch.float16, torch.bfloat16): loss = loss.float()
     return loss if self.reduction=='none' else getattr(loss, self.reduction)()
 
 @patch
 def forward(self:DataLoss, scores, targets):
     # fastai's own kinds of tensors do not mix in every function of PyTorch
-    scores,targets = scores.as_subclass(torch.Tensor),targets.as_subclass(torch.Tensor).long()
+    if type(scores) is not torch.Tensor: scores = scores.as_subclass(torch.Tensor)
+    if type(targets) is not torch.Tensor: targets = targets.as_subclass(torch.Tensor)
+    targets = targets.long()
     if self.check_labels(targets, scores.shape[1]) and self.weight is None: return self.reduce(self.per_item(scores, targets))
     counts = targets!=self.ignore_index
-    w = counts.float() if self.weight is None else self.weight[targets.where(counts, 0)]*counts
+    targets = targets.where(counts, 0) # any class will do, for its loss counts nothing
+    w = counts.float() if self.weight is None else self.weight[targets]*counts
     # a batch without labels has a sum of zero, and zero is what it should cost
     if self.reduction=='mean': w = w/w.sum().clamp(min=torch.finfo(w.dtype).tiny)
     loss = w*self.per_item(scores, targets)

@@ -67,11 +67,11 @@ def check_labels(self:ScoreLoss, targets, K):
 
 @patch
 def per_item(self:ScoreLoss, scores, targets):
-    if scores.ndim > 2: return self.per_item(scores.movedim(1, -1).flatten(0, -2), targets.flatten()).view(targets.shape)
-    x,y = scores.as_subclass(torch.Tensor),targets.as_subclass(torch.Tensor)
-    y = y.where(y!=self.ignore_index, 0)
-    if not torch.is_autocast_enabled(x.device.type): return self.terms(x.float() if x.dtype in _half else x, y)
-    with torch.autocast(x.device.type, enabled=False): return self.terms(x.float(), y)
+    if scores.ndim > 2:
+        flat = scores.movedim(1, 0).flatten(1).t() if self.rows else scores.movedim(1, -1).flatten(0, -2)
+        return self.per_item(flat, targets.flatten()).view(targets.shape)
+    if not torch.is_autocast_enabled(scores.device.type): return self.terms(scores.float() if scores.dtype in _half else scores, targets)
+    with torch.autocast(scores.device.type, enabled=False): return self.terms(scores.float(), targets)
 
 # %% ../../nbs/10_baselines.cross_entropy.ipynb #070dbf9c
 def focal(
