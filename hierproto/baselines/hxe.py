@@ -83,6 +83,8 @@ def spread(self:NodeSums, f):
     return add_rows(f, self.down, self.downs).index_select(0, self.group)
 
 # %% ../../nbs/11_baselines.hxe.ipynb #304b2ecc
+_log2_e = 1/math.log(2)
+
 def exp_by_class(
     x # scores (N, K)
 ):
@@ -90,7 +92,10 @@ def exp_by_class(
     z = x.t()
     # copying to channels-last is a transposition on all cores; `contiguous` uses one
     if not z.is_contiguous(): z = x[None,:,:,None].clone(memory_format=torch.channels_last)[0,:,:,0].t()
-    return (z-z.amax(0)).exp_()
+    top = z.amax(0)
+    # powers of two are quicker on a CPU, but rounding would tell in those of large scores
+    if z.is_cpu and z.numel() and top.abs().amax().item() < 64: return torch.add(top.mul_(-_log2_e), z, alpha=_log2_e).exp2_()
+    return (z-top).exp_()
 
 # %% ../../nbs/11_baselines.hxe.ipynb #e9d5e1ca
 class _PathCost(torch.autograd.Function):
@@ -103,7 +108,7 @@ class _PathCost(torch.autograd.Function):
         S = S.gather(0, at).clamp_(min=tiny)
         v,slope = cost(S.log(), y)
         ctx.save_for_backward(e, own, at, slope/S); ctx.sums = sums
-        return v,len(y)>0 and S.amin().item()<=tiny
+        return v,len(y)>0 and S.amin().item()<2*tiny
 
     @staticmethod
     @first_order
@@ -146,5 +151,5 @@ def value_and_slope(self:HXELoss, logs, targets):
 def terms(self:HXELoss, scores, targets):
     v,lost = _PathCost.apply(scores, targets, self.at, self.sums, self.value_and_slope, self.tiny)
     if not lost: return v
-    i = (scores.gather(1, targets[:,None])[:,0]-scores.amax(1) <= math.log(self.tiny)+1e-3).nonzero()[:,0]
+    i = (scores.gather(1, targets[:,None])[:,0]-scores.amax(1) <= math.log(self.tiny)+1).nonzero()[:,0]
     return v.index_copy(0, i, self.value(path_logsumexp(scores[i], targets[i], self.anc), targets[i]))

@@ -101,7 +101,7 @@ class _WayCost(torch.autograd.Function):
         e,(at,up),real = exp_by_class(x),way.index_select(1, y).chunk(2),real.index_select(1, y)
         p,s = e.gather(0, at).clamp_(min=tiny),add_rows(e, t.rows, t.starts).gather(0, up).clamp_(min=tiny)
         ctx.save_for_backward(e, at, up, real, s); ctx.t = t
-        return (s/p).log_().mul_(real).sum(0),len(y)>0 and p.amin().item()<=tiny
+        return (s/p).log_().mul_(real).sum(0),len(y)>0 and p.amin().item()<2*tiny
 
     @staticmethod
     @first_order
@@ -133,7 +133,7 @@ class YOLOLoss(ScoreLoss):
         if lost:
             at = self.way[:len(self.real),targets].t()
             least = (scores.gather(1, at)-scores.amax(1, True)).amin(1)
-            i = (least <= math.log(self.tiny)+1e-3).nonzero()[:,0]
+            i = (least <= math.log(self.tiny)+1).nonzero()[:,0]
             cost = cost.index_copy(0, i, -self.tree(scores[i]).gather(1, targets[i,None])[:,0])
         return focal(-cost, self.gamma) if self.gamma else cost
 
