@@ -214,6 +214,7 @@ def check_settings(
     for k,v in r['args'].items():
         if k not in have: raise RecipeError(f"{k}={v}: neither the recipe of {r['data']} nor the method {r['method']} has a setting {k!r}; there are {', '.join(dict.fromkeys([*RECIPES[r['data']], *OPTIONS, *have]))}")
         check_value(k, v, {k: RULES.get(k) or rule_like(have[k])})
+    if r['lam'] is not None and 'lam' not in have: raise RecipeError(f"lam={r['lam']}: the method {r['method']} has no guide; give lam to one that has, as in gp_disto:lam=2")
 
 # %% ../nbs/40_experiments.ipynb #1490bfcf
 def _with(o, f):

@@ -201,7 +201,7 @@ def resolve(
     own,args = [{k: v for k,v in overrides.items() if (k in r or k in OPTIONS)==o} for o in (True,False)]
     for k,v in dict(own, seed=seed, fold=fold, fraction=fraction).items(): check_value(k, v)
     r.update({k: float(v) if isinstance(r.get(k), float) and type(v) is int else v for k,v in own.items()})
-    if not method.startswith('gp_'): r['lam'] = None
+    if not method.startswith('gp_') and 'lam' not in own: r['lam'] = None
     r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, hierarchy=hierarchy or TREES[data], args=args)
     check_recipe(r)
     return dict(run_id=run_id(r), **r)
