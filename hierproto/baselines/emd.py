@@ -19,11 +19,13 @@ class _SquaredCost(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y, cost):
         p = x.softmax(1)
-        own = (x.gather(1, y[:,None]) - x.amax(1, True) + p.amax(1, True).log_())[:,0]
+        own = p.gather(1, y[:,None])
+        if x.is_cpu and len(y) and own.amin() > 1e-30: own = own.log_()
+        else: own = x.gather(1, y[:,None]) - x.amax(1, True) + p.amax(1, True).log_()
         pc = cost.mul(p)
         R = torch.linalg.vecdot(p, pc)
         ctx.save_for_backward(p, pc, R, y)
-        return own,R/2
+        return own[:,0],R/2
 
     @staticmethod
     @first_order
