@@ -556,7 +556,7 @@ class _PlainYOLO(nn.Module):
         self.register_buffer('siblings', torch.tensor([o+[n]*(most-len(o)) for o in groups])); self.register_buffer('ways', ways.where(ways>=0, n))
         self.register_buffer('group', h.parent[:-1]-len(h))
     def forward(self, x):
-        z = self.linear(x.movedim(1, -1))
+        z = self.linear(x).movedim(1, -1)
         lse = torch.cat([z, torch.full_like(z[...,:1], -1e30)], -1)[...,self.siblings].logsumexp(-1)
         cond = z-lse[...,self.group]
         return torch.cat([cond, torch.zeros_like(z[...,:1])], -1)[...,self.ways].sum(-1).movedim(-1, 1)
