@@ -8,7 +8,7 @@ from hierproto.baselines.frame import FrameHead, FrameLoss
 from hierproto.baselines.hxe import HXELoss
 from hierproto.baselines.hyperspherical import SquaredCosineLoss, separation, sphere_guide, squared_cosine
 from hierproto.baselines.soft_labels import SoftLabelLoss
-from hierproto.baselines.yolo import LogProbLoss, TreeSoftmax, YOLOHead
+from hierproto.baselines.yolo import LogProbLoss, TreeSoftmax, YOLOHead, YOLOLoss
 from hierproto.distortion import *
 from hierproto.distortion import paired
 from hierproto.hierarchy import Hierarchy, HierarchyError
@@ -22,12 +22,17 @@ SCALES = [1e-12, 1e-6, 1., 1e6, 1e12]
 # what half a unit in the last place of an input does to a result, with room for a sum over a few of them
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5}
 
+class OnClasses(YOLOLoss):
+    "`YOLOLoss` of scores of classes, those of the groups being zero"
+    def check_labels(self, targets, n): return DataLoss.check_labels(self, targets, n)
+    def terms(self, scores, targets): return super().terms(torch.nn.functional.pad(scores, (0, h.n_nodes - 1 - K)), targets)
+
 losses = dict(data=DataLoss, focal=functools.partial(FocalDataLoss, 2.), hxe=lambda **k: HXELoss(h, **k), hxe_focal=lambda **k: HXELoss(h, gamma=1., count='leaf', **k), soft_labels=lambda **k: SoftLabelLoss(h, **k),
-              soft_focal=lambda **k: SoftLabelLoss(h, gamma=1., **k), emd=lambda **k: EMDLoss(h, **k), emd_focal=lambda **k: EMDLoss(h, gamma=1., **k), yolo=LogProbLoss, sphere=SquaredCosineLoss, frame=FrameLoss)
+              soft_focal=lambda **k: SoftLabelLoss(h, gamma=1., **k), emd=lambda **k: EMDLoss(h, **k), emd_focal=lambda **k: EMDLoss(h, gamma=1., **k), yolo=LogProbLoss, yolo_nodes=lambda **k: OnClasses(h, **k), sphere=SquaredCosineLoss, frame=FrameLoss)
 guides = dict(disto=disto_loss, disto_fixed=functools.partial(disto_loss, scale=1.), distortion=distortion, scale_free=scale_free_distortion, rank=functools.partial(rank_loss, n=None),
               rank_paper=functools.partial(rank_loss, n=None, ties='paper'), sphere=functools.partial(sphere_guide, n=None), separation=lambda p, D: separation(p))
 heads = dict(euclidean=lambda: PrototypeHead(4, K), squared=lambda: PrototypeHead(4, K, distance='squared'), pseudo_huber=lambda: PrototypeHead(4, K, distance='pseudo_huber'), cosine=lambda: PrototypeHead(4, K, distance='cosine'),
-             sphere=lambda: PrototypeHead(4, K, distance=squared_cosine), frame=lambda: FrameHead(h, 4), yolo=lambda: YOLOHead(4, h), linear=lambda: LinearHead(4, K))
+             sphere=lambda: PrototypeHead(4, K, distance=squared_cosine), frame=lambda: FrameHead(h, 4), yolo=lambda: YOLOHead(4, h), linear=lambda: LinearHead(4, K), rows=lambda: LinearHead(4, K, rows=True))
 
 def data(seed=0, n=12, m=4, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
