@@ -355,7 +355,7 @@ def try_line(program, args, sound=False):
         except SystemExit as e:
             if not e.code: return True  # help
             message = f'{e.code} {err.getvalue()}'
-        except (ValueError, FileNotFoundError) as e: message = str(e)
+        except (ValueError, FileNotFoundError, ImportError) as e: message = str(e) # an extra may be missing
     assert not sound, f'{program} {args} is sound, yet: {message[-200:]}'
     assert names_culprit(message, args), f'{program} {args}: no culprit in {message[-200:]!r}'
     return False
