@@ -10,7 +10,6 @@ from hierproto.baselines.hyperspherical import SquaredCosineLoss, separation, sp
 from hierproto.baselines.soft_labels import SoftLabelLoss
 from hierproto.baselines.yolo import LogProbLoss, TreeSoftmax, YOLOHead, YOLOLoss
 from hierproto.distortion import *
-from hierproto.distortion import paired
 from hierproto.hierarchy import Hierarchy, HierarchyError
 from hierproto.inference import crm, expected_cost
 from hierproto.methods import METHODS
@@ -54,15 +53,11 @@ def test_gradient_of_distances(name):
     x, y, _ = data(dtype=torch.double)
     f, off = distances[name], ~torch.eye(K, dtype=torch.bool)
     assert gradcheck(f, (x.requires_grad_(), y.requires_grad_())) and gradcheck(lambda y: f(y, y)[off], y)
-    assert gradcheck(lambda x, y: paired(x, y, name), (x[:K].detach().requires_grad_(), y))
 
 @pytest.mark.parametrize('name', [n for n in guides if n != 'scale_free'])
 def test_gradient_of_guides(name):
     _, p, _ = data(dtype=torch.double)
-    f = guides[name] if name != 'disto' else functools.partial(disto_loss, scale=smooth_scale(p, D))  # the best scale is a constant of the step, as the paper has it
-    assert gradcheck(lambda p: f(p, D.double()), p.requires_grad_())
-    a, b = grad(lambda p: guides[name](p, D.double()), p)[1], grad(lambda p: f(p, D.double()), p)[1]
-    torch.testing.assert_close(a, b)
+    assert gradcheck(lambda p: guides[name](p, D.double()), p.requires_grad_())
 
 @pytest.mark.parametrize('seed', range(5))
 def test_gradient_of_the_scale_free_distortion(seed):
