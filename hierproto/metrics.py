@@ -222,7 +222,7 @@ def as_probs(
     "Probabilities (B, K[, H, W]): the softmax of `scores`, unless they are probabilities already"
     check_scores(scores)
     p = scores.float()
-    if probs is None and len(p) and not torch.compiler.is_compiling():
+    if probs is None and not torch.compiler.is_compiling() and len(p):
         probs = bool((p >= 0).all() and ((p.sum(1)-1).abs() < 1e-3).all())
         if probs: warnings.warn('rows sum to one: probabilities, no softmax (`probs=True` silences this)', stacklevel=3)
     return p if probs else p.softmax(1)
