@@ -4,7 +4,7 @@ from fastai.data.core import DataLoaders
 from fastai.distributed import DistributedDL
 from fastai.learner import Learner
 from hierproto.hierarchy import Hierarchy
-from hierproto.metrics import MeansDistortion, ProtoDistortion, hier_metrics
+from hierproto.metrics import MeansDistortion, hier_metrics
 
 h = Hierarchy.from_paths([('animal','pet','cat'), ('animal','pet','dog'), ('animal','horse'), ('plant','oak'), ('plant','rose')])
 sizes = 3, 101   # with two processes each gets one sample of padding: a third of one batch, and one of many
@@ -25,7 +25,7 @@ def values(n, maps, wrap=None):
     x,y = torch.randn(n, 2, *([4,5] if maps else [])), torch.randint(5, (n, *([4,5] if maps else [])))
     if maps: y[torch.rand(y.shape) < .3] = 255
     model = nn.Sequential(nn.Conv2d(2, 3, 1) if maps else nn.Linear(2, 3), Head())
-    ms = hier_metrics(h, 'all', ignore_index=255) + [MeansDistortion(model[1], h, ignore_index=255), ProtoDistortion(h)]
+    ms = hier_metrics(h, 'all', ignore_index=255) + [MeansDistortion(model[1], h, ignore_index=255)]
     ds = list(zip(x, y))
     learn = Learner(DataLoaders.from_dsets(ds, ds, bs=8, num_workers=0, device='cpu'), model, loss_func=nn.CrossEntropyLoss(ignore_index=255), metrics=ms)
     with learn.no_bar(), learn.no_logging(): return list(learn.validate(dl=wrap(learn.dls.valid) if wrap else None))[1:]
