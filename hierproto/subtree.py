@@ -30,24 +30,23 @@ class SubtreeSum(nn.Module):
         above = torch.stack([h.ancestors(l)[one] for l in range(h.depth)])
         low = torch.arange(len(parents)).expand_as(above)[above>=K]
         self.n_classes,self.n_groups,self.n_inner = K,len(parents),h.n_nodes-K
-        for name,o in dict(group=group, low=low, high=above[above>=K]-K).items():
+        for name,o in dict(group=group, low=low, high=above[above>=K]-K, parent=h.parent[:-1]-K).items():
             self.register_buffer(name, o, persistent=False)
 
 # %% ../nbs/07_subtree.ipynb #0e4c2a70
-@patch
-def _nodes(self:SubtreeSum, f, x):
-    "Class values `x`, and what `f` makes of them for the inner nodes; `f` works on rows"
-    if x.shape[1] != self.n_classes:
-        raise HierarchyError(f"got values for {x.shape[1]} classes, the tree has {self.n_classes}")
+def _by_row(f, x, n):
+    "Apply `f`, which works on rows, to `x` with `n` values in dimension 1"
+    if x.shape[1] != n: raise HierarchyError(f"got {x.shape[1]} values per sample, the tree needs {n}")
     z = x.movedim(1, 0).flatten(1).contiguous()
-    return torch.cat([z, f(z)]).unflatten(1, x.shape[:1]+x.shape[2:]).movedim(0, 1)
+    return f(z).unflatten(1, x.shape[:1]+x.shape[2:]).movedim(0, 1)
 
 @patch
 def _sums(self:SubtreeSum, z):
-    return _add(_pick(_add(z, self.group, self.n_groups), self.low), self.high, self.n_inner)
+    inner = _add(_pick(_add(z, self.group, self.n_groups), self.low), self.high, self.n_inner)
+    return torch.cat([z, inner])
 
 @patch
-def forward(self:SubtreeSum, x): return self._nodes(self._sums, x)
+def forward(self:SubtreeSum, x): return _by_row(self._sums, x, self.n_classes)
 
 # %% ../nbs/07_subtree.ipynb #194da487
 @patch
@@ -56,11 +55,39 @@ def _logsumexp(self:SubtreeSum, z):
     s = _add((z-_pick(t, self.group)).exp(), self.group, self.n_groups)
     t = _pick(t, self.low)
     top = _max(t, self.high, self.n_inner)
-    return top + _add(_pick(s, self.low)*(t-_pick(top, self.high)).exp(), self.high, self.n_inner).log()
+    inner = _add(_pick(s, self.low)*(t-_pick(top, self.high)).exp(), self.high, self.n_inner)
+    return torch.cat([z, top+inner.log()])
 
 @patch
 def logsumexp(self:SubtreeSum,
     scores # of classes, `(B, K, ...)`
 ):
     "Log-sum-exp of `scores` over the classes below each node; their log-probabilities for `scores.log_softmax(1)`"
-    return self._nodes(self._logsumexp, scores)
+    return _by_row(self._logsumexp, scores, self.n_classes)
+
+# %% ../nbs/07_subtree.ipynb #a948e562
+@patch
+def _sibling_log_softmax(self:SubtreeSum, z):
+    z = z-_pick(_max(z.detach(), self.parent, self.n_inner), self.parent)
+    return z-_pick(_add(z.exp(), self.parent, self.n_inner).log(), self.parent)
+
+@patch
+def sibling_log_softmax(self:SubtreeSum,
+    scores # of all nodes but the root, `(B, n_nodes-1, ...)`
+):
+    "Log-probability of each node given its parent"
+    return _by_row(self._sibling_log_softmax, scores, len(self.parent))
+
+# %% ../nbs/07_subtree.ipynb #6c76f9b2
+@patch
+def _path_sum(self:SubtreeSum, z):
+    low,high = self.low[self.n_groups:],self.high[self.n_groups:]
+    above = _add(_pick(z[self.n_classes:], high), low, self.n_groups)
+    return z[:self.n_classes] + _pick(above, self.group)
+
+@patch
+def path_sum(self:SubtreeSum,
+    x # values of all nodes but the root, `(B, n_nodes-1, ...)`
+):
+    "Sum of `x` over each class and the nodes above it: `(B, K, ...)`"
+    return _by_row(self._path_sum, x, len(self.parent))

@@ -1,19 +1,20 @@
 "Distances, heads, losses and guides in every precision and at every scale, and their gradients against finite differences"
 import functools, math
 import pytest, torch
-from torch.autograd import gradcheck
-from hierproto.baselines.cross_entropy import random_tree
+from torch.autograd import gradcheck, gradgradcheck
 from hierproto.baselines.emd import EMDLoss, tree_emd
-from hierproto.baselines.frame import FrameHead, FrameLoss
+from hierproto.baselines.frame import FrameHead
 from hierproto.baselines.hxe import HXELoss
-from hierproto.baselines.hyperspherical import SquaredCosineLoss, separation, sphere_guide, squared_cosine
+from hierproto.baselines.hyperspherical import SquaredCosineLoss, separation, sphere_guide, squared_cosine, unit
 from hierproto.baselines.soft_labels import SoftLabelLoss
-from hierproto.baselines.yolo import LogProbLoss, TreeSoftmax, YOLOHead, YOLOLoss
+from hierproto.baselines.yolo import LogProbLoss, TreeSoftmax, YOLOHead
 from hierproto.distortion import *
 from hierproto.hierarchy import Hierarchy, HierarchyError
 from hierproto.inference import crm, expected_cost
 from hierproto.methods import METHODS
 from hierproto.prototypes import DataLoss, FocalDataLoss, LinearHead, PrototypeHead
+from hierproto.subtree import SubtreeSum
+from hierproto.testing import random_tree
 
 h = random_tree(7, 3, seed=1, weights=True)
 K, D = len(h), h.costs()
@@ -21,17 +22,26 @@ SCALES = [1e-12, 1e-6, 1., 1e6, 1e12]
 # what half a unit in the last place of an input does to a result, with room for a sum over a few of them
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5}
 
-class OnClasses(YOLOLoss):
-    "`YOLOLoss` of scores of classes, those of the groups being zero"
-    def check_labels(self, targets, n): return DataLoss.check_labels(self, targets, n)
-    def terms(self, scores, targets): return super().terms(torch.nn.functional.pad(scores, (0, h.n_nodes - 1 - K)), targets)
+class OnClasses(LogProbLoss):
+    "The loss of a softmax over siblings, of scores of classes; those of the groups are zero"
+    def __init__(self, **kwargs):
+        super().__init__(K, **kwargs)
+        self.tree = TreeSoftmax(h)
+    def terms(self, scores, targets):
+        return super().terms(self.tree(torch.nn.functional.pad(scores, (0, h.n_nodes - 1 - K))), targets)
 
-losses = dict(data=DataLoss, focal=functools.partial(FocalDataLoss, 2.), hxe=lambda **k: HXELoss(h, **k), hxe_focal=lambda **k: HXELoss(h, gamma=1., count='leaf', **k), soft_labels=lambda **k: SoftLabelLoss(h, **k),
-              soft_focal=lambda **k: SoftLabelLoss(h, gamma=1., **k), emd=lambda **k: EMDLoss(h, **k), emd_focal=lambda **k: EMDLoss(h, gamma=1., **k), yolo=LogProbLoss, yolo_nodes=lambda **k: OnClasses(h, **k), sphere=SquaredCosineLoss, frame=FrameLoss)
-guides = dict(disto=disto_loss, disto_fixed=functools.partial(disto_loss, scale=1.), distortion=distortion, scale_free=scale_free_distortion, rank=functools.partial(rank_loss, n=None),
-              rank_paper=functools.partial(rank_loss, n=None, ties='paper'), sphere=functools.partial(sphere_guide, n=None), separation=lambda p, D: separation(p))
-heads = dict(euclidean=lambda: PrototypeHead(4, K), squared=lambda: PrototypeHead(4, K, distance='squared'), pseudo_huber=lambda: PrototypeHead(4, K, distance='pseudo_huber'), cosine=lambda: PrototypeHead(4, K, distance='cosine'),
-             sphere=lambda: PrototypeHead(4, K, distance=squared_cosine), frame=lambda: FrameHead(h, 4), yolo=lambda: YOLOHead(4, h), linear=lambda: LinearHead(4, K), rows=lambda: LinearHead(4, K, rows=True))
+losses = dict(data=DataLoss, focal=functools.partial(FocalDataLoss, 2.), hxe=lambda **k: HXELoss(h, **k),
+              hxe_focal=lambda **k: HXELoss(h, gamma=1., count='leaf', **k), soft_labels=lambda **k: SoftLabelLoss(h, **k),
+              soft_focal=lambda **k: SoftLabelLoss(h, gamma=1., **k), emd=lambda **k: EMDLoss(h, **k),
+              emd_focal=lambda **k: EMDLoss(h, gamma=1., **k), yolo=LogProbLoss, yolo_nodes=OnClasses, sphere=SquaredCosineLoss)
+guides = dict(disto=disto_loss, disto_fixed=functools.partial(disto_loss, scale=1.), distortion=distortion,
+              scale_free=scale_free_distortion, rank=functools.partial(rank_loss, n=None),
+              rank_paper=functools.partial(rank_loss, n=None, ties='paper'), sphere=functools.partial(sphere_guide, n=None),
+              separation=lambda p, D: separation(p))
+heads = dict(euclidean=lambda: PrototypeHead(4, K), squared=lambda: PrototypeHead(4, K, distance='squared'),
+             pseudo_huber=lambda: PrototypeHead(4, K, distance='pseudo_huber'), cosine=lambda: PrototypeHead(4, K, distance='cosine'),
+             sphere=lambda: PrototypeHead(4, K, distance=squared_cosine), frame=lambda: FrameHead(4, h), yolo=lambda: YOLOHead(4, h),
+             linear=lambda: LinearHead(4, K))
 
 def data(seed=0, n=12, m=4, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
@@ -220,11 +230,36 @@ def test_weights_that_are_nan_are_named(tmp_path):
     said, _ = stopped('gp_disto', tmp_path, spoil)
     assert 'at batch 1 of 3 in epoch 1: the loss is nan because of the prototypes' in said and 'lower the learning rate' in said, said
 
-@pytest.mark.parametrize('method', ['hxe', 'soft_labels', 'emd', 'yolo'])
-def test_second_derivatives_are_refused(method):
-    "A backward of our own treats what it saved as constants, so autograd must not go through it again"
+@pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo'])
+def test_second_derivatives(method):
     h = Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b', 'z'), ('b', 'w')])
     head, loss, _ = METHODS[method](h, 3)
     z = torch.randn(5, 3, dtype=torch.double, requires_grad=True)
-    out = loss(head.double()(z), torch.tensor([0, 1, 2, 3, 0]))
-    with pytest.raises(RuntimeError, match='first derivatives only'): torch.autograd.grad(out, z, create_graph=True)
+    assert gradgradcheck(lambda z: loss(head.double()(z), torch.tensor([0, 1, 2, 3, 0])), z)
+
+@pytest.mark.parametrize('name', ['sphere', 'frame'])
+def test_gradient_along_an_axis(name):
+    "Vectors along an axis have a norm of exactly 1 after division by their largest entry, and still no radial gradient"
+    x = torch.tensor([[2., 0, 0, 0], [0, -3, 0, 0]], dtype=torch.double, requires_grad=True)
+    head = made(name).double()
+    assert gradcheck(head, x) and gradcheck(unit, x) and gradgradcheck(unit, x)
+    assert (torch.autograd.grad(head(x).sum(), x)[0]*x).sum(1).abs().max() < 1e-12
+
+@pytest.mark.parametrize('name', [n for n in losses if n not in ('yolo', 'sphere')])
+def test_classes_that_underflow(name):
+    "True classes whose probability is 0 in float32 have the loss and the gradient of float64"
+    x, _, y = data(n=64, m=K)
+    x = 200*x
+    assert (x.softmax(1)[range(64), y] == 0).float().mean() > .3
+    (v, g), (want, dg) = (grad(lambda x: losses[name](reduction='none')(x, y), o) for o in (x, x.double()))
+    torch.testing.assert_close(v.double(), want, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(g.double(), dg, rtol=1e-3, atol=1e-5)
+
+def test_sums_over_subtrees():
+    sums, x = SubtreeSum(h), torch.randn(5, K, dtype=torch.double, requires_grad=True)
+    z = torch.randn(5, h.n_nodes - 1, dtype=torch.double, requires_grad=True)
+    for f, o in ((sums, x), (sums.logsumexp, x), (sums.sibling_log_softmax, z), (sums.path_sum, z)):
+        assert gradcheck(f, o) and gradgradcheck(f, o)
+    torch.testing.assert_close(sums(x), x @ h.ancestry().double().t())
+    far = 1e4*x.detach()
+    torch.testing.assert_close(sums.logsumexp(far), torch.stack([far[:, a].logsumexp(1) for a in h.ancestry()], 1))
