@@ -30,7 +30,8 @@ class TensorDS:
         if y is not None and len(x)!=len(y): raise ValueError(f'{len(x)} pictures but {len(y)} labels')
         self.x,self.y,self.vocab,self.split_idx = x,y,CategoryMap(vocab, sort=False) if vocab is not None else None,split_idx
     def __len__(self): return len(self.x)
-    def __getitem__(self, i): return (_image(self.x[i]),) if self.y is None else (_image(self.x[i]), TensorCategory(self.y[i]))
+    def get_x(self, i): return _image(self.x[i])
+    def __getitem__(self, i): return (self.get_x(i),) if self.y is None else (self.get_x(i), TensorCategory(self.y[i]))
 
 # %% ../../nbs/20_data.core.ipynb #354cca19
 @patch
