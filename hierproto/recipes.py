@@ -48,9 +48,10 @@ INAT19 = dict(
 NB,OURS = "the authors' notebook",'our choice'
 MNIST = dict(
     arch=('convnet', SETS), pretrained=(False, NB), m=(2, SETS), lam=(1., HYPER), loss=('cross_entropy', NB), project=(False, 'the convnet ends in m dimensions'),
+    protocol=('published', NB), normalize=(True, NB), args=(dict(hidden=False, init='cube'), NB+': leaf prototypes, uniform in the unit square'),
     opt=('sgd', NB), lr=(.1, NB), mom=(.9, NB), wd=(0., NB), epochs=(30, NB), bs=(256, NB), schedule=('steps', NB), at=((20/30,25/30), NB), factor=(1/10, NB),
     report=('last', OURS), runs=(5, OURS), repeat=('seed', OURS), summary=('median', OURS))
-DIGITS = dict(MNIST, bs=(64, OURS))
+DIGITS = dict(MNIST, bs=(64, OURS), protocol=('as_written', SETS))
 RECIPES = dict(digits=DIGITS, mnist=MNIST, cifar100=CIFAR100, nyudv2=NYUDV2, s2agri=S2AGRI, inat19=INAT19)
 
 # %% ../nbs/36_recipes.ipynb #503ec549
@@ -90,6 +91,7 @@ TIERS = dict(paper={},
 
 # %% ../nbs/36_recipes.ipynb #c9a82c41
 TIERS['study'] = dict(cifar100=dict(TIERS['cpu']['cifar100'], holdout=.1, epochs=5, runs=1))
+TIERS['figure1'] = dict(mnist=dict(), digits=dict(epochs=40, lr=.025))
 TIERS['cpu']['cifar100'].update(proto_lr=10., proto_wd=0.)
 TIERS['cpu']['nyudv2'].update(proto_wd=0.)
 
@@ -148,7 +150,7 @@ RULES = dict(
     seed=_index, fold=_index, fraction=(lambda v: _number(v) and 0<v<=1, 'a number above 0 and up to 1'), arch=_named(ARCHS), loss=_named(['cross_entropy','focal']), opt=_named(['sgd','adam']), schedule=_named(SCHEDULES),
     report=_named(['last','best_of_last_5','best_valid']), repeat=_named(['seed','fold']), summary=_named(['median','mean']), without=_list(lambda v: isinstance(v, str), 'names of methods'),
     pretrained=(lambda v: type(v) is bool or isinstance(v, str) and os.path.isfile(v), 'True, False or a file of weights'),
-    **dict.fromkeys('epochs bs m size runs min_samples n_train n_test'.split(), _count), num_workers=_index, **dict.fromkeys('project fp16 same_steps'.split(), _truth),
+    **dict.fromkeys('epochs bs m size runs min_samples n_train n_test'.split(), _count), num_workers=_index, **dict.fromkeys('project fp16 same_steps normalize'.split(), _truth), protocol=_named(['published','as_written','bilinear']), args=(lambda v: isinstance(v, dict), 'a dict'),
     **dict.fromkeys('lr factor last'.split(), _above), **dict.fromkeys('wd gamma proto_lr'.split(), _amount), lam=_or_none(*_amount), proto_wd=_or_none(*_amount), mom=_share, holdout=_share,
     init=(lambda v: v in ('normal','cube') or _number(v) and v>0, "'normal', 'cube', or a standard deviation"),
     betas=_list(_share[0], 'two numbers from 0 to below 1', 2), at=_list(lambda v: _number(v) and 0<=v<=1, 'parts of the training, from 0 to 1'))
@@ -184,6 +186,13 @@ def check_recipe(
     if Path(r['hierarchy']).suffix in ('.csv','.json') and not os.path.isfile(r['hierarchy']): raise RecipeError(f"hierarchy {r['hierarchy']!r} is no file: name one that exists, or a tree of the library")
 
 # %% ../nbs/36_recipes.ipynb #cef20a6c
+def _facts(method):
+    "Has `method` a guide, and does it learn prototypes?"
+    from hierproto.methods import METHODS
+    m = METHODS.get(method)
+    return (getattr(m, 'guided', method.startswith('gp_')),
+            getattr(m, 'protos', method.startswith(('learnt','gp_'))))
+
 def resolve(
     data,           # name in `RECIPES`
     method='gp_disto', # name in `METHODS`
@@ -197,12 +206,14 @@ def resolve(
     "All that decides a run, and its `run_id`"
     known(data, RECIPES, 'data')
     r = {**_value(RECIPES[data]), **(_value(LITTLE) if fraction<1 else {}), **tier_of(data, tier)}
-    if not method.startswith(('learnt','gp_')): r = {k: v for k,v in r.items() if k not in _OF_PROTOS}
-    own,args = [{k: v for k,v in overrides.items() if (k in r or k in OPTIONS)==o} for o in (True,False)]
+    guided,protos = _facts(method)
+    args = r.pop('args', {}) if protos else (r.pop('args', None), {})[1]
+    if not protos: r = {k: v for k,v in r.items() if k not in _OF_PROTOS}
+    own,more = [{k: v for k,v in overrides.items() if (k in r or k in OPTIONS)==o} for o in (True,False)]
     for k,v in dict(own, seed=seed, fold=fold, fraction=fraction).items(): check_value(k, v)
     r.update({k: float(v) if isinstance(r.get(k), float) and type(v) is int else v for k,v in own.items()})
-    if not method.startswith('gp_') and 'lam' not in own: r['lam'] = None
-    r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, hierarchy=hierarchy or TREES[data], args=args)
+    if not guided and 'lam' not in own: r['lam'] = None
+    r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, hierarchy=hierarchy or TREES[data], args={**args, **more})
     check_recipe(r)
     return dict(run_id=run_id(r), **r)
 
@@ -212,7 +223,8 @@ def overridden(
 ):
     "What of `r` differs from the recipe of its data and tier"
     base = resolve(r['data'], r['method'], r['tier'], r['seed'], r['fold'], r['fraction'], r['hierarchy'])
-    return {**{k: v for k,v in r.items() if v!=base.get(k) and k not in ('run_id','args')}, **r['args']}
+    changed = {k: v for k,v in r.items() if v!=base.get(k) and k not in ('run_id','args')}
+    return {**changed, **{k: v for k,v in r['args'].items() if k not in base['args'] or base['args'][k]!=v}}
 
 # %% ../nbs/36_recipes.ipynb #0c84c198
 def describe(

@@ -45,6 +45,7 @@ def add_row(
     with locked(path) as f:
         text = mend(f)
         if row['run_id'] in _ids(text): return False
+        if text: columns = text.split(b'\n', 1)[0].decode().split(',') # a file keeps the columns it was begun with
         new = pd.DataFrame([row]).reindex(columns=columns).to_csv(index=False, header=not text, lineterminator='\n')
         data = new.encode()
         if (f.write(data) or 0) < len(data): f.truncate(len(text)); raise OSError(errno.ENOSPC, 'The disk is full: the row was not written', str(path))

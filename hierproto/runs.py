@@ -86,7 +86,7 @@ def source_for(
     return f(source=toy_data(r['data']), **kwargs)
 
 # %% ../nbs/37_runs.ipynb #bd86c921
-_ASKED = ('bs','fold','size','min_samples','num_workers','holdout')
+_ASKED = ('bs','fold','size','min_samples','num_workers','holdout','protocol','normalize')
 
 def run_data(
     r # a resolved recipe
@@ -470,6 +470,7 @@ def train_run(
     bar=False,     # show progress?
     log='',        # 'tensorboard' or 'wandb'
     cbs=None,      # further callbacks
+    facts=None,    # function of recipe and `Learner` that gives further columns, and arrays to keep
     also=()        # recipes of the `same_training`, to be measured with it
 ):
     "Train and measure the run `r`, from its checkpoint if there is one, and add its row to the results; returns the row"
@@ -486,6 +487,7 @@ def train_run(
         learn.rule = get_method(o['method']).decide(learn.hierarchy)
         res,labels = measure_run(learn, h, _IGNORE.get(r['data']))
         if rank_distrib(): continue
-        write_files(o, out, done.state, with_facts(labels, learn, h) if preds else None)
-        add_row(path, make_row(o, learn, h, done.state, res), COLUMNS)
+        more,arrays = facts(o, learn) if facts else ({}, {})
+        write_files(o, out, done.state, {**(with_facts(labels, learn, h) if preds else {}), **arrays})
+        add_row(path, {**make_row(o, learn, h, done.state, res), **more}, [*COLUMNS, *more])
     if not rank_distrib(): return tidy(r, out)

@@ -45,11 +45,13 @@ def mnist_here(): "Is MNIST on this machine already?"; return (fastai_cfg().path
 @delegates(digits, but='valid_pct,seed')
 def mnist(
     bs=256,                   # batch size
-    protocol='as_written',    # augmentation: 'as_written', 'published' or None
+    protocol='as_written',    # augmentation: name in `PROTOCOLS`, or None
     hierarchy='mnist_visual', # 'mnist_visual' or 'digits_chain'
+    normalize=True,           # normalise by `MNIST_STATS`, as the authors do?
     source=None,              # folder of the unpacked data set; downloaded by fastai unless given
     **kwargs                  # for `tensor_dls`: `device`, `val_bs`, `path`
 ):
     "MNIST, 60,000 to train and 10,000 to test: `dls, hierarchy`"
     train,test = mnist_pictures(source)
-    return tensor_dls(train, test, DIGITS, bs=bs, batch_tfms=figure1_augment(protocol), **kwargs), digit_costs(hierarchy)
+    tfms = figure1_augment(protocol, normalize)
+    return tensor_dls(train, test, DIGITS, bs=bs, batch_tfms=tfms, **kwargs), digit_costs(hierarchy)
