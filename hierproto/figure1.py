@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['COSTS', 'MODELS', 'COLOURS', 'costs_name', 'model_title', 'figure1_recipes', 'embed', 'both_costs', 'first_of_each',
            'figure1_facts', 'Snapshots', 'run_figure1', 'load_arrays', 'runs_of', 'figure1_table', 'tree_lines',
-           'plot_points', 'plot_figure1', 'figure1']
+           'plot_points', 'plot_figure1', 'main']
 
-# %% ../nbs/39_figure1_runs.ipynb #fee6334b
+# %% ../nbs/39_figure1_runs.ipynb #a3e9d6ba
 import sys
 import numpy as np, pandas as pd, torch
 from pathlib import Path
@@ -23,7 +23,7 @@ from .recipes import *
 from .runs import *
 from .experiments import *
 
-# %% ../nbs/39_figure1_runs.ipynb #e79ae776
+# %% ../nbs/39_figure1_runs.ipynb #d45499f5
 COSTS = dict(visual='mnist_visual', numerical='digits_chain')
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
           ('fixed','mnist_visual'), ('gp_disto','digits_chain'), ('fixed','digits_chain')]
@@ -38,7 +38,7 @@ def model_title(
     name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
     return name if method in ('cross_entropy','learnt') else f'{name} ({costs_name(hierarchy)})'
 
-# %% ../nbs/39_figure1_runs.ipynb #7029af2d
+# %% ../nbs/39_figure1_runs.ipynb #2767194c
 _PLAN = [({}, range(3), MODELS), (dict(protocol='as_written'), range(2), MODELS[:3]), (dict(normalize=False), range(3), MODELS[:1]),
          ({}, (3,4), MODELS), (dict(protocol='as_written'), (2,), MODELS[:3]), (dict(normalize=False), (3,4), MODELS[:1]),
          (dict(protocol='bilinear'), range(3), MODELS[:1])]
@@ -50,7 +50,7 @@ def figure1_recipes(
     plan = _PLAN if data=='mnist' else [({}, (0,), MODELS)]
     return [resolve(data, m, 'figure1', seed=s, hierarchy=h, **o) for o,seeds,models in plan for s in seeds for m,h in models]
 
-# %% ../nbs/39_figure1_runs.ipynb #f4153e1d
+# %% ../nbs/39_figure1_runs.ipynb #9fa9ff24
 def embed(
     model, # body and head
     dl     # batches of pictures and labels
@@ -64,7 +64,7 @@ def embed(
             res.append((z.cpu(), model[1](z).argmax(1).cpu(), y.as_subclass(Tensor).cpu()))
     return [torch.cat(o) for o in zip(*res)]
 
-# %% ../nbs/39_figure1_runs.ipynb #37e9a132
+# %% ../nbs/39_figure1_runs.ipynb #8c83016e
 def both_costs(
     confusion, # (10, 10) counts, [predicted, true]
     protos     # (10, m)
@@ -77,7 +77,7 @@ def both_costs(
         res[f'disto_{o}'] = float(scale_free_distortion(protos, D))
     return res
 
-# %% ../nbs/39_figure1_runs.ipynb #29a05da4
+# %% ../nbs/39_figure1_runs.ipynb #c5088a45
 def first_of_each(y, n): "Indices of the first `n` of each class in `y`"; return torch.cat([(y==k).nonzero()[:n,0] for k in y.unique()])
 
 def figure1_facts(
@@ -94,7 +94,7 @@ def figure1_facts(
     if hasattr(learn, 'snapshots'): arrays.update(learn.snapshots.arrays())
     return dict(protocol=r['protocol'], **both_costs(confusion, protos)), {k: v.numpy() for k,v in arrays.items()}
 
-# %% ../nbs/39_figure1_runs.ipynb #6bdbe286
+# %% ../nbs/39_figure1_runs.ipynb #e399dd22
 class Snapshots(Callback):
     "Keep prototypes and embeddings of `n_each` test digits per class at `n` moments of training"
     run_valid = False
@@ -110,7 +110,7 @@ class Snapshots(Callback):
             self.take()
     def after_fit(self): self.take()
 
-# %% ../nbs/39_figure1_runs.ipynb #9ba0df87
+# %% ../nbs/39_figure1_runs.ipynb #51bd3222
 @patch
 def take(self:Snapshots):
     "Keep this moment"
@@ -124,7 +124,7 @@ def arrays(self:Snapshots):
     "The moments as tensors by name"
     return dict(zip(('snap_step','snap_z','snap_protos'), map(torch.stack, zip(*self.frames))), snap_y=self.labels.byte().cpu())
 
-# %% ../nbs/39_figure1_runs.ipynb #b0a48565
+# %% ../nbs/39_figure1_runs.ipynb #f2c65383
 def _snapshots(r): return [Snapshots()] if r['seed']==0 and r['protocol']=='published' and r['method'] in ('learnt','gp_disto') else []
 
 def run_figure1(
@@ -146,7 +146,7 @@ def load_arrays(
     "Arrays of the run of `row`"
     return dict(np.load(run_file(row, out, 'npz')))
 
-# %% ../nbs/39_figure1_runs.ipynb #888b0d68
+# %% ../nbs/39_figure1_runs.ipynb #1ef626e0
 _METRICS = dict(er='ER %', ahc_visual='AHC visual', ahc_numerical='AHC numerical',
                 disto_visual='distortion visual', disto_numerical='distortion numerical')
 
@@ -168,7 +168,7 @@ def figure1_table(
     return pd.DataFrame({k: {'seeds': len(g), **{n: _spread(g[c], 1 if c=='er' else 2) for c,n in _METRICS.items()}}
                          for k,g in rows.items() if len(g)}).T
 
-# %% ../nbs/39_figure1_runs.ipynb #a89b15af
+# %% ../nbs/39_figure1_runs.ipynb #0b8bc186
 COLOURS = np.array('#c62828 #1a3f8b #1b7837 #8e44ad #2bb5c9 #7fbf3f #ef6c4d #3f7fe0 #d48ae0 #ffab73'.split())
 
 def tree_lines(
@@ -182,14 +182,14 @@ def tree_lines(
     at = np.concatenate([points, [points[o].mean(0) for o in below[len(points):]]])
     return [(at[i], at[p]) for i,p in enumerate(D.parent.tolist()) if p>=0], at[-1]
 
-# %% ../nbs/39_figure1_runs.ipynb #4f8faa7e
+# %% ../nbs/39_figure1_runs.ipynb #06d055ad
 def _plot_lines(ax, points, name):
     "The lines of hierarchy `name` between `points`, on `ax`"
     lines,root = tree_lines(points, name)
     for a,b in lines: ax.plot(*np.stack([a,b]).T, color='.25', lw=.8, zorder=2)
     if root is not None: ax.scatter(*root, marker='D', s=14, color='.25', zorder=3)
 
-# %% ../nbs/39_figure1_runs.ipynb #76ddc848
+# %% ../nbs/39_figure1_runs.ipynb #29c67373
 def plot_points(ax, z, y, means=None, protos=None, name=None):
     "Embeddings `z` of digits `y`, class `means`, `protos` and the lines of hierarchy `name` on `ax`"
     ax.scatter(*z.astype(float).T, c=COLOURS[y], s=6, alpha=.55, lw=0)
@@ -202,7 +202,7 @@ def plot_points(ax, z, y, means=None, protos=None, name=None):
     ax.set_aspect('equal', adjustable='datalim')
     ax.set(xticks=[], yticks=[])
 
-# %% ../nbs/39_figure1_runs.ipynb #88515770
+# %% ../nbs/39_figure1_runs.ipynb #ddbe24a7
 def _panel(ax, row, out):
     "The panel of the run of `row` on `ax`"
     a,o = load_arrays(row, out),costs_name(row.hierarchy)
@@ -225,9 +225,9 @@ def plot_figure1(
         for _,row in runs_of(df, o)[:1].iterrows(): _panel(ax, row, out)
     return axs
 
-# %% ../nbs/39_figure1_runs.ipynb #12f01277
+# %% ../nbs/39_figure1_runs.ipynb #fd106694
 @call_parse
-def figure1(
+def main(
     data:str='digits',       # 'digits' (a minute for all) or 'mnist' (minutes per run)
     out:str='demo',          # folder of the table, the arrays and the picture
     threads:int=0,           # threads of PyTorch; 0 for its own choice
