@@ -107,25 +107,72 @@ def test_accelerate(tmp_path):
 
 
 def test_recipes_know_the_networks():
-    "The names that a recipe may give as `arch` are those that a run can make"
+    "Every `arch` that a recipe may name can be imported"
     from hierproto import recipes, runs
-    for o in recipes.ARCHS.values(): runs.named(f'hierproto.backbones.{o}')
-    assert set(recipes.RULES) >= {k for r in recipes.RECIPES.values() for k in r}
-    for name in runs.REPORT: recipes.check_value('report', name)
+    for o in recipes.ARCHS.values(): runs._named(f'hierproto.backbones.{o}')
 
 
-NONSENSE = ['--method magic', '--set epochs=-3', '--set lam=nan', '--fraction nan', '--fold 99', '--hierarchy no/such.csv', '--hierarchy oak', '--set magic=1', '--set arch=magic', '--seed -1', '--threads -2', '--log paper', '--tier magic', '--data magic']
+NONSENSE = [dict(method='magic'), dict(set='epochs=-3'), dict(set='lam=nan'), dict(fraction=float('nan')), dict(fold=99), dict(hierarchy='no/such.csv'),
+            dict(hierarchy='oak'), dict(set='magic=1'), dict(set='arch=magic'), dict(seed=-1), dict(threads=-2), dict(log='paper'), dict(tier='magic'),
+            dict(data='magic')]
 
 @pytest.mark.parametrize('program', ['train', 'sweep'])
-@pytest.mark.parametrize('dry', [[], ['--dry_run']])
-@pytest.mark.parametrize('words', NONSENSE)
-def test_nonsense_is_refused_before_any_work(words, dry, program, tmp_path, monkeypatch):
-    "By the run as by its dry run, in one line that names the culprit; no row, no folder, no training"
+@pytest.mark.parametrize('dry', [False, True])
+@pytest.mark.parametrize('kw', NONSENSE, ids=str)
+def test_nonsense_is_refused_before_any_work(kw, dry, program, tmp_path, monkeypatch):
+    "One line that names the culprit; no row, no folder, no training, also in a dry run"
     from hierproto import experiments as E
-    monkeypatch.setattr(E, 'run_claimed', lambda *a, **k: pytest.fail('it begins'))
-    if program == 'sweep': words = words.replace('--method ', '--methods hxe,').replace('--seed ', '--seeds ').replace('--fold 99', '--set fold=99')
-    monkeypatch.setattr(sys, 'argv', [f'hierproto_{program}', '--data', 'digits', '--tier', 'smoke', *words.split(), *dry, '--out', str(tmp_path/'out')])
-    with pytest.raises(SystemExit) as e: getattr(E, f'{program}_cli')()
-    said, culprit = str(e.value.code), words.split()[-1].split(',')[-1].split('=')[-1]
-    assert said.startswith(f'hierproto_{program}: ') and '\n' not in said and (culprit in said or 'fold' in said), said
+    from hierproto.recipes import RecipeError
+    monkeypatch.setattr(E, 'run_claimed', lambda *a, **k: pytest.fail('it starts'))
+    (name, value), = kw.items()
+    if program == 'sweep': kw = dict(method=dict(methods='hxe,magic'), seed=dict(seeds=-1), fold=dict(set='fold=99'), fraction=dict(fraction='nan')).get(name, kw)
+    with pytest.raises(RecipeError) as e: getattr(E, program)(**{**dict(data='digits', tier='smoke', out=str(tmp_path/'out'), dry_run=dry), **kw})
+    culprit = str(value).split('=')[-1]
+    assert '\n' not in str(e.value) and (culprit in str(e.value) or 'fold' in str(e.value)), e.value
     assert not (tmp_path/'out').exists()
+
+
+# --- ids ---
+RESULTS = Path(__file__).parents[1]/'results'
+FILES = [('cifar100', 'cpu', RESULTS, ['cifar100', 'cifar100_random.csv', 'cifar100_shuffled.csv']), ('cifar100', 'study', RESULTS, ['cifar100']),
+         ('nyudv2', 'cpu', RESULTS, ['nyudv2']), ('s2agri', 'cpu', RESULTS/'parcels', ['parcels.json']),
+         ('mnist', 'figure1', RESULTS, ['mnist_visual', 'digits_chain'])]
+
+@pytest.mark.parametrize('data,tier,out,trees', FILES)
+def test_committed_rows_keep_their_ids(data, tier, out, trees):
+    "The recipe of each committed row, resolved today, has the id of the row"
+    from hierproto.report import is_current, load_results
+    if not (out/f'{data}_{tier}.csv').exists(): pytest.skip('not run')
+    n = 0
+    for tree in trees:
+        df = load_results(data, tier, out, tree)
+        assert not [(r.run_id, r.method, r.overrides) for r in df.itertuples() if not is_current(r)]
+        n += len(df)
+    assert n == len(pd.read_csv(out/f'{data}_{tier}.csv'))
+
+
+def test_pick_follows_the_tier(monkeypatch):
+    "Rows from before a change of the tier are not picked"
+    from hierproto import recipes
+    from hierproto.report import load_results, pick
+    df = load_results('cifar100', 'cpu', RESULTS)
+    assert len(pick(df, 'gp_disto')) >= 3
+    monkeypatch.setitem(recipes.TIERS['cpu'], 'cifar100', dict(recipes.TIERS['cpu']['cifar100'], epochs=13))
+    assert len(pick(df, 'gp_disto')) == 0
+
+
+def test_recipes_ask_the_method(monkeypatch):
+    "A registered variant has the settings of its family, whatever it is called"
+    from hierproto.methods import METHODS
+    from hierproto.recipes import resolve
+    variant = METHODS['gp_disto'].but(scale=2.)
+    if not hasattr(variant, 'guided'): variant.guided = variant.protos = True
+    monkeypatch.setitem(METHODS, 'my_variant', variant)
+    mine, theirs = [resolve('cifar100', m, 'cpu', fraction=.1) for m in ('my_variant', 'gp_disto')]
+    assert [mine.get(k) for k in ('lam', 'proto_lr', 'proto_wd')] == [theirs[k] for k in ('lam', 'proto_lr', 'proto_wd')] == [20., 10., 0.]
+
+
+def test_mnist_trains_the_published_protocol():
+    from hierproto.recipes import resolve
+    r = resolve('mnist', 'gp_disto', 'paper')
+    assert (r['protocol'], r['normalize'], r['args']) == ('published', True, dict(hidden=False, init='cube'))

@@ -1,5 +1,5 @@
 "What breaks around a program: disks that are full, folders that cannot be written, files that are cut off, downloads that stop, files that would like to run code"
-import errno, http.server, io, os, pickle, re, subprocess, sys, tempfile, threading
+import errno, http.server, io, os, pickle, re, subprocess, sys, tempfile, threading, warnings
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 from hierproto.data.core import cached
@@ -25,6 +25,22 @@ def test_a_file_cut_off_anywhere(cut, tmp_path):
     assert len(finished(f)) == max(0, kept)
     for i in range(3): add_row(f, row(i), COLUMNS)
     assert f.read_bytes() == data
+
+
+@pytest.mark.parametrize('torn', ['000000000001', '000000000001,0.1', '000000000001,0.14,"a, ', '000000000001,0.14,"a, ""1'])
+def test_a_line_torn_in_the_middle(torn, tmp_path):
+    "It is named, does not count as finished, and its run is done again; its neighbours stay"
+    f = tmp_path/'rows.csv'
+    for i in range(3): add_row(f, row(i), COLUMNS)
+    lines = f.read_text().splitlines()
+    f.write_text('\n'.join([*lines[:2], torn, *lines[3:], '']))
+    assert finished(f) == {row(0)['run_id'], row(2)['run_id']}
+    with pytest.warns(UserWarning, match="line 3: the row of run '000000000001' is torn"): assert len(read_rows(f)) == 2
+    assert add_row(f, row(1), COLUMNS) and not add_row(f, row(1), COLUMNS)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        df = read_rows(f)
+    assert sorted(df.run_id) == [row(i)['run_id'] for i in range(3)] and df.er.notna().all()
 
 
 FULL = '''
@@ -55,7 +71,7 @@ def test_a_disk_that_is_full_leaves_the_old_file(tmp_path):
     f = tmp_path/'state.ckpt'
     write_whole(f, lambda o: o.write(b'old'))
     with pytest.raises(OSError, match='No space left'): write_whole(f, lambda o: (o.write(b'ne'), no_space()))
-    assert f.read_bytes() == b'old'
+    assert f.read_bytes() == b'old' and list(tmp_path.iterdir()) == [f]
 
 
 def test_many_writers(tmp_path):
@@ -151,6 +167,25 @@ def test_a_disk_that_is_full_during_a_run(straight, tmp_path, monkeypatch):
     assert finished(results_file(small(), tmp_path)) == {'f'*12}
     assert run_claimed(small(), tmp_path) == 'finished'
     assert len(finished(results_file(small(), tmp_path))) == 2 and not list(tmp_path.rglob('*.claim'))
+
+
+@pytest.mark.parametrize('claim', ['', '{', 'null', '[]', '{"here": 1}', '\udcff'])
+def test_a_malformed_claim_is_dead(claim, tmp_path, monkeypatch):
+    import hierproto.experiments as E
+    monkeypatch.setattr(E, 'train_run', lambda *a, **k: None)
+    f = run_file(small(), tmp_path, 'claim')
+    f.parent.mkdir(parents=True)
+    f.write_bytes(claim.encode(errors='surrogateescape'))
+    assert run_claimed(small(), tmp_path) == 'finished' and not f.exists()
+
+def test_a_disk_without_room_for_the_log(tmp_path, monkeypatch, capsys):
+    "The run fails with its reason on the error stream, not with another traceback"
+    import hierproto.experiments as E
+    monkeypatch.setattr(E, 'train_run', lambda *a, **k: no_space())
+    real = E.write_whole
+    monkeypatch.setattr(E, 'write_whole', lambda path, write: no_space() if path.suffix == '.log' else real(path, write))
+    with pytest.raises(SystemExit, match='no log could be written'): sweep('digits', 'gp_disto', 'smoke', 1, out=str(tmp_path))
+    assert 'No space left' in capsys.readouterr().err
 
 
 # --- data ---
