@@ -29,4 +29,5 @@ def convnet(
     a,b,c = channels
     net = nn.Sequential(conv_block(n_in,a), conv_block(a,b), conv_block(b,c,pool=False),
                         nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(c,hidden), nn.Linear(hidden,m))
+    net.n_features = m
     return net.to(memory_format=torch.channels_last)

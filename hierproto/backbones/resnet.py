@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torchvision import models
 from fastcore.all import *
 from fastai.layers import ConvLayer
+from ..body import load_weights
 
 # %% ../../nbs/31_backbones.resnet.ipynb #c2a32962
 class ResidualBlock(nn.Module):
@@ -105,10 +106,12 @@ def imagenet_weights(
 
 # %% ../../nbs/31_backbones.resnet.ipynb #8fd2bebf
 def resnet18_224(
-    pretrained=True # ImageNet's weights (True), random ones (False), or a file with a state dict of torchvision's ResNet-18
+    pretrained=True, # ImageNet's weights (True), random ones (False), or a file, see `load_weights`
+    n_in=3 # channels of the input
 ):
     "torchvision's ResNet-18 up to its 512 features"
     net = models.resnet18(weights=None)
-    if pretrained: net.load_state_dict(imagenet_weights(models.ResNet18_Weights.DEFAULT, pretrained))
+    if n_in!=3: net.conv1 = nn.Conv2d(n_in, 64, 7, stride=2, padding=3, bias=False)
+    if pretrained: load_weights(net, imagenet_weights(models.ResNet18_Weights.DEFAULT, pretrained))
     net.fc,net.n_features = nn.Identity(),net.fc.in_features
     return _channels_last(net)
