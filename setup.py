@@ -1,4 +1,4 @@
-"Everything about the distribution is said in `settings.ini`; this file only hands it over to setuptools."
+"Passes what `settings.ini` says about the distribution to setuptools."
 from configparser import ConfigParser
 from pathlib import Path
 from setuptools import find_packages, setup
@@ -17,7 +17,8 @@ setup(
     classifiers=[f"Development Status :: {statuses[int(cfg['status']) - 1]}", f"Intended Audience :: {cfg['audience']}",
                  'Topic :: Scientific/Engineering :: Artificial Intelligence',
                  *(f'Programming Language :: Python :: 3.{v}' for v in range(int(cfg['min_python'].split('.')[1]), 13))],
-    packages=find_packages(include=['hierproto', 'hierproto.*']), include_package_data=True, zip_safe=False,
+    packages=find_packages(include=['hierproto', 'hierproto.*']), zip_safe=False,
+    package_data={'hierproto': ['trees/*'], 'hierproto.data': ['*.json']},
     python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(), extras_require=extras,
     entry_points={'console_scripts': cfg.get('console_scripts', '').split(),
                   'nbdev': [f"{cfg['lib_name']}={cfg['lib_name']}._modidx:d"]},

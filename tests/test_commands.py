@@ -1,30 +1,37 @@
-"Saved models, and the programs for people who do not program: in process, and as a shell would start them"
-import json, os, pickle, re, shutil, subprocess, sys
+"Saved models, and the commands for people who do not program: in process, and as a shell would start them"
+import json, os, pickle, re, resource, shutil, signal, stat, subprocess, sys, time
 from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np, pandas as pd, pytest, torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
+from hierproto.cli import run_command
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
-from hierproto.audit import audit, run_program
-from hierproto.fit import fit, predict
-from hierproto.saving import ModelError, PictureError, export_onnx, get_rule, load_model, save_model
+from hierproto.fit import make_learner
+from hierproto.saving import ModelError, PictureError, Predictor, export_onnx, get_rule, load_classifier, read_picture, save_classifier
 
 FAST = ['--arch', 'convnet', '--epochs', '3', '--lr', '1e-2', '--m', '16', '--quiet']
 
 
-def program(name, *argv, home=None):
-    "The installed program `name` as a process of its own"
+def started(name, *argv, home=None, **kw):
+    "The command `name` as its entry point starts it, in a process of its own"
     env = {**os.environ, 'OMP_NUM_THREADS': '1', **({'HOME': str(home)} if home else {})}
-    return subprocess.run([Path(sys.executable).parent/f'hierproto_{name}', *map(str, argv)], capture_output=True, text=True, timeout=600, env=env)
+    code = f'from hierproto.cli import {name}_cli; {name}_cli()'
+    return subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **kw)
+
+def program(name, *argv, **kw):
+    p = started(name, *argv, **kw)
+    out, err = p.communicate(timeout=600)
+    return subprocess.CompletedProcess(argv, p.returncode, out, err)
 
 
-def failed(capsys, f, *argv):
-    "What the program `f`, called in process, says when it fails, without a traceback and with status 2"
-    with pytest.raises(SystemExit) as e: run_program(f, f'hierproto_{f.__name__}', [str(o) for o in argv])
-    assert e.value.code == 2
+def failed(capsys, name, *argv, code=2):
+    "What the command `name`, run in process, prints when it fails, without a traceback"
+    with pytest.raises(SystemExit) as e: run_command(name, argv)
+    assert e.value.code == code
     return capsys.readouterr().err
 
 
@@ -76,8 +83,8 @@ def test_predict_json_and_a_bad_picture(work, tmp_path):
     rows = pd.read_csv(work/'model'/'predictions.csv', dtype={'prediction': str})
     (tmp_path/'no.png').write_text('no picture')
     res = program('predict', work/'model', tmp_path/'no.png', rows.file[0], tmp_path/'missing.png', '--json', '--rule', 'crm')
-    found = json.loads(res.stdout)
-    assert res.returncode == 1 and 'no.png: this is no picture' in res.stderr and 'missing.png: there is no such file' in res.stderr and 'Traceback' not in res.stderr
+    found = [json.loads(o) for o in res.stdout.splitlines()]
+    assert res.returncode == 1 and 'no.png: not a picture' in res.stderr and 'missing.png: there is no such file' in res.stderr and 'Traceback' not in res.stderr
     probs = [o['probability'] for o in found[1]['path']]
     assert ['error' in o for o in found] == [True, False, True] and len(probs) == 3 and sorted(probs, reverse=True) == probs
 
@@ -104,37 +111,37 @@ def test_audit_of_labels_and_costs(tmp_path):
 
 @pytest.mark.parametrize('name', ['fit', 'predict', 'audit'])
 def test_help_explains_each_option(name, capsys):
-    f = dict(fit=fit, predict=predict, audit=audit)[name]
-    with pytest.raises(SystemExit): run_program(f, name, ['--help'])
+    with pytest.raises(SystemExit): run_command(name, ['--help'])
     text = ' '.join(capsys.readouterr().out.split())
-    options = re.findall(r'--(\w+)(?: [A-Z]+)? (?=[a-z(])', text.split('options:')[1])
-    assert {'fit': 18, 'predict': 5, 'audit': 4}[name] <= len(set(options)), options
+    options = re.findall(r'--(\w+)(?: [A-Z]+| {[\w,]+})? (?=[a-z(])', text.split('options:')[1])
+    assert {'fit': 19, 'predict': 8, 'audit': 4}[name] <= len(set(options)), options
 
 
 def test_fit_complains(work, tmp_path, capsys):
     write_digits(tmp_path/'images', 60)
     classes = work/'classes.csv'
-    def says(*argv): return failed(capsys, fit, *argv, '--out', tmp_path/'out', '--quiet')
+    def says(*argv): return failed(capsys, 'fit', *argv, '--out', tmp_path/'out', '--quiet')
     assert 'no such folder' in says(tmp_path/'none', classes)
     (tmp_path/'empty').mkdir()
-    assert 'there are no pictures' in says(tmp_path/'empty', classes)
+    assert 'no pictures in this folder' in says(tmp_path/'empty', classes)
     assert 'cannot be read' in says(tmp_path/'images', tmp_path/'none.csv')
+    assert 'directly in the folder: put each into a folder with the name of its class' in says(tmp_path/'images'/'3', classes)
     shutil.copytree(tmp_path/'images'/'3', tmp_path/'images'/'threee')
-    assert "no class is called like the folder 'threee'" in says(tmp_path/'images', classes)
+    assert "no class has the name of the folder 'threee'" in says(tmp_path/'images', classes)
     shutil.rmtree(tmp_path/'images'/'threee'); shutil.rmtree(tmp_path/'images'/'3')
     assert "no pictures to learn from for '3': --subset" in says(tmp_path/'images', classes)
-    assert '--method is one of' in says(tmp_path/'images', classes, '--method', 'magic')
-    assert 'No architecture is called' in says(tmp_path/'images', classes, '--subset', '--arch', 'resnet81')
-    assert 'yes, no or a file' in says(tmp_path/'images', classes, '--pretrained', 'perhaps')
-    assert 'holds a model already' in failed(capsys, fit, work/'images', classes, '--out', work/'model')
+    assert "unknown --method 'magic'; choose from" in says(tmp_path/'images', classes, '--method', 'magic')
+    assert "did you mean 'resnet18'" in says(tmp_path/'images', classes, '--subset', '--arch', 'resnet81')
+    assert '--pretrained must be yes, no, a file' in says(tmp_path/'images', classes, '--pretrained', 'perhaps')
+    assert 'has a model' in failed(capsys, 'fit', work/'images', classes, '--out', work/'model')
     assert not (tmp_path/'out'/'settings.json').exists()
 
 
 def test_weights_that_cannot_be_fetched(work, tmp_path, capsys, monkeypatch):
     def unreachable(*args, **kwargs): raise URLError('Name or service not known')
     for where in ('torchvision.models._api.load_state_dict_from_url', 'torch.hub.load_state_dict_from_url'): monkeypatch.setattr(where, unreachable)
-    said = failed(capsys, fit, work/'images', work/'classes.csv', '--out', tmp_path/'out', '--pretrained', 'yes', '--quiet')
-    assert 'could not be had' in said and '--pretrained no' in said
+    said = failed(capsys, 'fit', work/'images', work/'classes.csv', '--out', tmp_path/'out', '--pretrained', 'yes', '--quiet')
+    assert '--pretrained no' in said and len(said.splitlines()) == 1
 
 
 def test_errors_are_one_line_in_a_process_too(work, tmp_path):
@@ -147,7 +154,7 @@ def test_a_changed_hierarchy_is_noticed(work, tmp_path, capsys):
     shutil.copytree(work/'model', tmp_path/'model')
     text = (tmp_path/'model'/'hierarchy.json').read_text()
     (tmp_path/'model'/'hierarchy.json').write_text(text.replace('"closed loop"', '"open loop"'))
-    said = failed(capsys, predict, tmp_path/'model', work/'images'/'0'/'0.png')
+    said = failed(capsys, 'predict', tmp_path/'model', work/'images'/'0'/'0.png')
     assert "'0' was 'round/closed loop/0' and is 'round/open loop/0'" in said
 
 
@@ -157,7 +164,7 @@ def test_nothing_in_a_model_is_executed(work, tmp_path):
     for name in ('model.safetensors', 'settings.json', 'hierarchy.json'):
         shutil.copytree(work/'model', tmp_path/name)
         (tmp_path/name/name).write_bytes(pickle.dumps(Evil()))
-        with pytest.raises((ModelError, HierarchyError)): load_model(tmp_path/name)
+        with pytest.raises((ModelError, HierarchyError)): load_classifier(tmp_path/name)
     assert not (tmp_path/'executed').exists()
 
 
@@ -170,7 +177,7 @@ def test_damaged_models(work, tmp_path):
             d = tmp_path/f'{name}{n}'
             shutil.copytree(work/'model', d, ignore=shutil.ignore_patterns('*.html', '*.csv'))
             (d/name).write_bytes(whole[:n])
-            with pytest.raises((ModelError, HierarchyError)): load_model(d)
+            with pytest.raises((ModelError, HierarchyError)): load_classifier(d)
 
 
 @pytest.fixture(scope='module')
@@ -193,7 +200,7 @@ def test_every_method_is_saved_and_loaded(learners, tmp_path):
     make, x, methods = learners
     for method in methods:
         learn = make(method)
-        p = load_model(save_model(learn, tmp_path/method, 'convnet', method=method))
+        p = load_classifier(save_classifier(learn, tmp_path/method, 'convnet', method=method))
         with torch.no_grad(): want = learn.model.cpu().eval()(x)
         assert torch.allclose(p.scores(x), want, atol=1e-5), method
         rule = 'crm' if method.endswith('_crm') else 'argmax'
@@ -204,7 +211,7 @@ def test_odd_settings(learners, tmp_path):
     "Settings with entries replaced or lost load a model that predicts, or are refused with one of our errors"
     import random
     rng, values = random.Random(0), [None, 0, -1, 10**12, 1.5, float('nan'), 'x', '', [], {}, True, [1, 2], {'a': 1}, 'resnet18', '../x', 'hf-hub:a/b', 'LinearHead', 'YOLOHead', 'FrameHead']
-    f = save_model(learners[0]('gp_disto'), tmp_path/'m', 'convnet')/'settings.json'
+    f = save_classifier(learners[0]('gp_disto'), tmp_path/'m', 'convnet')/'settings.json'
     whole, refused = json.loads(f.read_text()), 0
     for i in range(200):
         s = json.loads(json.dumps(whole)); d = s; k = rng.choice(list(d))
@@ -213,7 +220,7 @@ def test_odd_settings(learners, tmp_path):
         if rng.random() < .15: del d[k]
         else: d[k] = 1.5 if i == 0 else rng.choice(values)
         f.write_text(json.dumps(s))
-        try: assert len(load_model(f.parent).predict(learners[1][:2])) == 2
+        try: assert len(load_classifier(f.parent).predict(learners[1][:2])) == 2
         except (ModelError, HierarchyError, PictureError): refused += 1
     assert refused > 100
 
@@ -232,3 +239,176 @@ def test_onnx(learners, tmp_path, method, rule):
         scores, probs, answer = session.run(None, dict(images=x[:n].numpy()))
         assert np.abs(scores - want[:n].numpy()).max() < 1e-4*max(1, want.abs().max().item())
         assert answer.tolist() == get_rule(rule, learn.hierarchy)(want[:n]).tolist() and np.allclose(probs[:, :10], want[:n].softmax(1), atol=1e-4)
+
+
+# --- preprocessing and weights ---
+def colour_pictures(where, n=8):
+    rng = np.random.default_rng(0)
+    for k, name in enumerate(('cat', 'dog', 'oak')):
+        (where/name).mkdir(parents=True)
+        for i in range(n): Image.fromarray(rng.integers(60*k, 60*k + 99, (40, 32, 3), dtype=np.uint8)).save(where/name/f'{i}.png')
+    return where
+
+@pytest.fixture(scope='module')
+def pets(tmp_path_factory):
+    d = tmp_path_factory.mktemp('pets')
+    colour_pictures(d/'images')
+    (d/'classes.csv').write_text('group,class\npet,cat\npet,dog\nplant,oak\n')
+    return d
+
+def test_pictures_are_normalised_as_the_network_expects(pets, tmp_path, capsys):
+    pytest.importorskip('timm')
+    run_command('fit', [pets/'images', pets/'classes.csv', '--out', tmp_path/'m', '--arch', 'tf_efficientnet_lite0', '--epochs', 1, '--size', 32, '--m', 8, '--quiet'])
+    p = load_classifier(tmp_path/'m')
+    im = p.settings['images']
+    assert im['mean'] == im['std'] == [.5]*3 and im['interpolation'] == 'bicubic'
+    f = next((pets/'images'/'cat').glob('*.png'))
+    want = np.asarray(read_picture(f).resize((32, 32), Image.BICUBIC))/127.5 - 1
+    assert np.allclose(p.norm(p.batch(f))[0].permute(1, 2, 0).numpy(), want, atol=1e-5)
+
+@pytest.mark.parametrize('wrap', [lambda d: d, lambda d: {'state_dict': {f'module.{k}': v for k, v in d.items()}, 'epoch': 3}])
+def test_published_files_of_weights_load_as_they_are(pets, tmp_path, wrap):
+    import torchvision
+    from hierproto.fit import folder_data, folder_dls
+    from hierproto.saving import read_classes
+    data = folder_data(pets/'images', read_classes(pets/'classes.csv'), bar=False)
+    theirs = torchvision.models.resnet18()
+    torch.save(wrap(theirs.state_dict()), tmp_path/'resnet18.pth')
+    dls = folder_dls(data, 'resnet18', bs=4)
+    learn = make_learner(dls, data.h, 'learnt', 'resnet18', 8, str(tmp_path/'resnet18.pth'))
+    assert torch.equal(learn.model[0][0][0].weight.cpu(), theirs.conv1.weight) and learn.opt.frozen_idx
+    with pytest.raises(ModelError, match='resnet34'): make_learner(folder_dls(data, 'resnet34', bs=4), data.h, 'learnt', 'resnet34', 8, str(tmp_path/'resnet18.pth'))
+
+
+# --- interrupted ---
+def test_ctrl_c_and_resume(work, tmp_path):
+    "One line, and a resumed fit ends with the same predictions"
+    options = [work/'images', work/'classes.csv', '--arch', 'convnet', '--epochs', '8', '--lr', '1e-2', '--m', '16']
+    p = started('fit', *options, '--out', tmp_path/'stopped')
+    while not (tmp_path/'stopped'/'gp_disto.ckpt').exists() and p.poll() is None: time.sleep(.02)
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=300)
+    assert p.returncode == 130 and re.fullmatch(r'hierproto_fit: interrupted: the same command with --resume continues after epoch \d\n', err), err
+    assert 'epoch train_loss valid_loss' in out
+    res = program('fit', *options, '--out', tmp_path/'stopped')
+    assert res.returncode == 2 and '--resume continues it' in res.stderr
+    res = program('fit', *options, '--out', tmp_path/'stopped', '--resume')
+    assert res.returncode == 0, res.stderr
+    res = program('fit', *options, '--out', tmp_path/'whole')
+    a, b = (pd.read_csv(tmp_path/o/'predictions.csv') for o in ('stopped', 'whole'))
+    assert a.equals(b) and not list((tmp_path/'stopped').glob('*.ckpt'))
+
+
+def test_files_have_the_usual_mode_and_force_overwrites(work, tmp_path, capsys):
+    mask = os.umask(0); os.umask(mask)
+    for f in (work/'model').iterdir(): assert stat.S_IMODE(f.stat().st_mode) == 0o666 & ~mask, f.name
+    shutil.copytree(work/'model', tmp_path/'model')
+    run_command('fit', [work/'images', work/'classes.csv', '--out', tmp_path/'model', '--force', *FAST[:2], '--epochs', 1, '--quiet'])
+    assert load_classifier(tmp_path/'model').settings['head']['m'] == 64
+
+
+# --- prediction at scale ---
+def test_predict_reads_folders_patterns_and_lists_and_audit_reads_what_it_writes(work, tmp_path, capsys):
+    rows = pd.read_csv(work/'model'/'predictions.csv', dtype=str)[['file', 'target', 'prediction']]
+    rows[['file', 'target']].to_csv(tmp_path/'list.csv', index=False, sep=';')
+    run_command('predict', [work/'model', tmp_path/'list.csv', '--out', tmp_path/'named.csv', '--bs', 7])
+    named = pd.read_csv(tmp_path/'named.csv', dtype=str)
+    assert named.file.tolist() == rows.file.tolist() and named.prediction.tolist() == rows.prediction.tolist() and named.target.tolist() == rows.target.tolist()
+    run_command('audit', [tmp_path/'named.csv', work/'classes.csv', '--out', tmp_path/'audit'])
+    ours, theirs = (pd.read_csv(f/'table.csv', index_col=0) for f in (tmp_path/'audit', work/'model'))
+    assert np.allclose(ours.loc['as given'], theirs.loc['gp_disto'], equal_nan=True)
+    run_command('predict', [work/'model', work/'images'/'0', str(work/'images'/'[12]'/'*.png'), '--out', tmp_path/'some.jsonl', '--rule', 'back_off', '--threshold', '.6'])
+    found = [json.loads(o) for o in (tmp_path/'some.jsonl').read_text().splitlines()]
+    assert len(found) == sum(len(list((work/'images'/o).iterdir())) for o in '012')
+    groups = {'/'.join(n) or '/' for n in Hierarchy.named('mnist_visual').nodes} | set('0123456789')
+    assert {o['prediction'] for o in found} <= groups and all(abs(sum(o['probabilities'].values()) - 1) < 1e-4 for o in found)
+    assert 'exists' in failed(capsys, 'predict', work/'model', work/'images'/'0', '--out', tmp_path/'some.jsonl')
+    assert '.csv or .jsonl' in failed(capsys, 'predict', work/'model', work/'images'/'0', '--out', tmp_path/'some.txt')
+    assert "needs rule='back_off'" in failed(capsys, 'predict', work/'model', work/'images'/'0', '--threshold', '.3')
+
+
+# --- hostile files ---
+def copy_of(model, where, settings=None, weights=None):
+    "A copy of a saved model with other settings ('head.m' for one inside another) and weights"
+    shutil.copytree(model, where, ignore=shutil.ignore_patterns('*.html', '*.csv'))
+    s, w = json.loads((where/'settings.json').read_text()), load_file(where/'model.safetensors')
+    for k, v in (settings or {}).items():
+        *outer, k = k.split('.')
+        (s[outer[0]] if outer else s)[k] = v
+    (where/'settings.json').write_text(json.dumps(s))
+    if weights: save_file({k: weights(v).contiguous() for k, v in w.items()}, where/'model.safetensors')
+    return where
+
+HOSTILE = [{'images.size': [6000, 6000]}, {'images.mean': [10**400]}, {'images.std': [float('nan')]}, {'images.crop': 1}, {'embedder.pretrained': True},
+           {'embedder.weights': 'pipe'}, {'embedder.cut': 3}, {'arch': 'hf-hub:a/b'}, {'arch': 'local-dir:/'}, {'arch': 'timm/vit_giant_patch14_dinov2'}, {'arch': 'vit_h_14'},
+           {'arch_args': {'hidden': 10**9}}, {'arch_args': {'channels': [60000]*3}}, {'head.m': 10**7}, {'head.n_protos': 10**7}, {'code': 'import os'}, {'rule': 'x'}, {'versions': 3}]
+
+@pytest.mark.parametrize('settings', HOSTILE, ids=lambda o: '='.join(map(str, *o.items()))[:40])
+def test_settings_are_data(work, tmp_path, settings):
+    "Refused within a second and without memory; nothing is downloaded or opened"
+    if 'embedder.weights' in settings:
+        os.mkfifo(tmp_path/'pipe')
+        settings = {'embedder.weights': str(tmp_path/'pipe')}
+    m, before = copy_of(work/'model', tmp_path/'m', settings), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelError): load_classifier(m)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kilobytes
+
+def test_a_sparse_file_of_weights(work, tmp_path):
+    m = copy_of(work/'model', tmp_path/'m')
+    with open(m/'model.safetensors', 'r+b') as f: f.truncate(50*10**9)
+    with pytest.raises(ModelError, match='larger than 20 GB'): load_classifier(m)
+    with open(m/'model.safetensors', 'r+b') as f: f.truncate(10**9)
+    with pytest.raises(ModelError, match='truncated or damaged'): load_classifier(m)
+
+@pytest.mark.parametrize('weights', [lambda v: v > 0, lambda v: v*float('nan') if v.is_floating_point() else v])
+def test_weights_that_are_not_numbers(work, tmp_path, weights, capsys):
+    m = copy_of(work/'model', tmp_path/'m', weights=weights)
+    assert 'model.safetensors' in failed(capsys, 'predict', m, work/'images'/'0'/'0.png')
+
+@pytest.mark.parametrize('costs', [False, True])
+def test_no_answer_without_a_probability(costs):
+    h = Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b', 'z')])
+    p = Predictor(torch.nn.Flatten(), CostMatrix(h.costs(), h.leaves) if costs else h, {})
+    for bad in (float('nan'), float('inf')):
+        for rule in ('argmax', 'crm'):
+            with pytest.raises(ModelError, match='not finite'): p.predict(torch.tensor([[0., bad, 1.]]), rule)
+    images = dict(channels=1, size=[1, 3], mean=[0.], std=[1.])
+    with pytest.raises(PictureError, match='between 0 and 1'): Predictor(torch.nn.Flatten(), h, dict(images=images)).predict(torch.full((1, 1, 1, 3), 1e18))
+
+@pytest.mark.parametrize('threshold', ['x', None, float('nan'), 2])
+def test_thresholds(threshold):
+    h = Hierarchy.named('mnist_visual')
+    if threshold is None: return get_rule('back_off', h)
+    with pytest.raises(ModelError, match='threshold must be a number between 0 and 1'): get_rule('back_off', h, threshold)
+
+def test_pictures_that_are_something_else(work, tmp_path, capsys):
+    "An EPS file starts no Ghostscript, a pipe does not hang, and the others are named"
+    picture = work/'images'/'0'/'0.png'
+    Image.open(picture).convert('RGB').save(tmp_path/'eps.png', format='EPS')
+    os.mkfifo(tmp_path/'pipe.png')
+    err = failed(capsys, 'predict', work/'model', tmp_path/'eps.png', tmp_path/'pipe.png', picture, code=1)
+    assert 'eps.png: not a picture' in err and 'pipe.png: this is not a regular file' in err and '2 of 3 pictures could not be read' in err
+
+def test_odd_names_of_files_and_classes(tmp_path, capsys):
+    "Bytes that are not UTF-8, escapes, marks of direction and formulas: nothing is lost, and nothing odd is printed"
+    pics = tmp_path/'images'
+    write_digits(pics, 40)
+    for old, new in (('0', '=1+1'), ('1', 'a\u202eb')): (pics/old).rename(pics/new)
+    for o in '23456789': shutil.rmtree(pics/o)
+    odd = os.fsencode(next((pics/'=1+1').iterdir()))
+    os.rename(odd, os.path.join(os.path.dirname(odd), b'\xff\x1b[31m.png'))
+    (tmp_path/'classes.csv').write_text('group,class\nx,=1+1\ny,a\u202eb\n', encoding='utf-8')
+    run_command('fit', [pics, tmp_path/'classes.csv', '--out', tmp_path/'model', *FAST, '--valid', '.9'])
+    out = capsys.readouterr().out
+    rows = pd.read_csv(tmp_path/'model'/'predictions.csv')
+    assert (tmp_path/'model'/'report.html').exists() and len(rows) == sum(1 for o in pics.rglob('*.png')) - 2
+    run_command('predict', [tmp_path/'model', pics, '--top', 2])
+    out += capsys.readouterr().out
+    assert '\u202e' not in out and '\x1b' not in out and r'a\u202eb' in out and r'\udcff\x1b[31m.png' in out
+    text = (tmp_path/'model'/'predictions.csv').read_text()
+    assert not re.search('(^|,)"?=', text, re.M) and "'=1+1" in text
+
+def test_export_onnx_takes_a_folder(work, tmp_path):
+    for o in ('onnx', 'onnxscript', 'onnxruntime'): pytest.importorskip(o, reason="exporting needs the extra: pip install 'hierproto[onnx]'")
+    assert export_onnx(work/'model', tmp_path/'m.onnx').is_file()
+    with pytest.raises(ModelError, match='is a folder'): export_onnx(work/'model', work/'model')

@@ -1,5 +1,5 @@
-"The distribution as others get it: metadata from `settings.ini`, packaged trees, an import that works from anywhere."
-import subprocess, sys, zipfile
+"The installed distribution: metadata from `settings.ini`, packaged trees, imports from any folder, commands that start at once."
+import os, resource, subprocess, sys, zipfile
 from configparser import ConfigParser
 from importlib.metadata import entry_points, metadata, requires
 from pathlib import Path
@@ -27,17 +27,38 @@ def test_imports_from_another_folder(tmp_path):
     assert out.stdout.strip() == '1010', out.stderr
 
 def test_wheel_holds_the_trees(tmp_path):
-    cmd = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '-w', tmp_path, root]
+    cmd = [sys.executable, '-m', 'pip', 'wheel', '-v', '--no-deps', '--no-build-isolation', '-w', tmp_path, root]
     done = subprocess.run(cmd, capture_output=True, text=True)
     if done.returncode and 'setuptools' in done.stderr: pytest.skip('setuptools and wheel are not installed')
     assert not done.returncode, done.stderr
     with zipfile.ZipFile(next(tmp_path.glob('*.whl'))) as z: names = z.namelist()
+    assert 'is absent from the `packages`' not in done.stdout + done.stderr
     assert {f'hierproto/trees/{f.name}' for f in (root/'hierproto'/'trees').iterdir()} <= set(names)
 
-@pytest.mark.parametrize('script', cfg.get('console_scripts', '').split() or [None])
-def test_console_scripts_explain_themselves(script):
-    if script is None: pytest.skip('no console scripts are defined')
-    name = script.split('=')[0]
-    assert name in {e.name for e in entry_points(group='console_scripts')}
-    out = subprocess.run([Path(sys.executable).parent/name, '--help'], capture_output=True, text=True)
-    assert out.returncode == 0 and 'usage' in out.stdout.lower(), out.stderr
+SCRIPTS = dict(o.split('=') for o in cfg['console_scripts'].split())
+
+def test_console_scripts_are_installed():
+    installed = {e.name: e.value for e in entry_points(group='console_scripts') if e.name in SCRIPTS}
+    assert installed == SCRIPTS, 'install again: pip install -e .'
+
+def start(name, *argv):
+    "The command `name` as its entry point starts it, with the CPU seconds it took"
+    module, function = SCRIPTS[name].split(':')
+    code = f'from {module} import {function}; {function}()'
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    env = {**os.environ, 'COLUMNS': '100'}
+    out = subprocess.run([sys.executable, '-c', code, *argv], capture_output=True, text=True, env=env)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return out, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_help_is_quick_and_quiet(name):
+    out, seconds = start(name, '--help')
+    assert out.returncode == 0 and 'usage: '+name in out.stdout and not out.stderr
+    assert seconds < 1, f'{seconds:.1f} s'
+
+def test_a_typo_is_reported_at_once():
+    out, seconds = start('hierproto_fit', 'images', 'classes.csv', '--epoch', '3')
+    assert out.returncode == 2 and 'did you mean --epochs?' in out.stderr and seconds < 1
+    out, seconds = start('hierproto_predict', 'model', 'x.png', '--rule', 'best')
+    assert out.returncode == 2 and "invalid choice: 'best'" in out.stderr and seconds < 1
