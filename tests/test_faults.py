@@ -308,7 +308,7 @@ def test_a_label_that_is_no_class_stops_a_learner(tmp_path):
     y[7] = 3
     dls = DataLoaders(*[DataLoader(TensorDataset(x, y), bs=4) for _ in range(2)])
     learn = proto_learner(dls, nn.Linear(2, 4), h, m=4, project=False, pool=False, path=tmp_path)
-    with learn.no_bar(), learn.no_logging(), pytest.raises(HierarchyError, match='1 of 4 labels of this batch are none of the 3 classes'): learn.fit(1)
+    with learn.no_bar(), learn.no_logging(), pytest.raises(HierarchyError, match='1 of 4 labels in this batch are not one of the 3 classes'): learn.fit(1)
 
 @pytest.mark.parametrize('vocab,said', [(['a', 'b', 'd'], "'d'"), (['a', 'b'], "'c'"), (['a', 'b', 'c', 'c'], "'c'")])
 def test_a_vocabulary_of_other_classes_stops_a_learner(vocab, said, tmp_path):
