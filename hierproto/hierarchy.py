@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HierarchyError', 'tidy_name', 'Hierarchy', 'CostMatrix', 'as_costs', 'as_tree', 'align_costs', 'named_costs']
 
-# %% ../nbs/00_hierarchy.ipynb #936a5408
+# %% ../nbs/00_hierarchy.ipynb #97a83f7f
 import difflib, hashlib, json, re, unicodedata, warnings
 from collections import Counter
 from functools import cached_property
@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np, pandas as pd, torch
 from fastcore.basics import patch
 
-# %% ../nbs/00_hierarchy.ipynb #b67ebf69
+# %% ../nbs/00_hierarchy.ipynb #7f407dc0
 class HierarchyError(ValueError):
     "A tree, cost matrix or list of labels that cannot be used, and why"
 
-# %% ../nbs/00_hierarchy.ipynb #a046f43d
+# %% ../nbs/00_hierarchy.ipynb #00a70b31
 def fail(msg, where=None): raise HierarchyError(f'{where}: {msg}' if where else msg)
 
 def quoted(names, most=8):
@@ -28,7 +28,7 @@ def quoted(names, most=8):
     names = [repr(n) for n in names]
     return ', '.join(names[:most]) + (f' and {len(names)-most} more' if len(names) > most else '')
 
-# %% ../nbs/00_hierarchy.ipynb #299fe420
+# %% ../nbs/00_hierarchy.ipynb #f8cb0053
 def tidy_name(
     s # any text
 ):
@@ -36,7 +36,7 @@ def tidy_name(
     if not s.isprintable(): s = ''.join(c for c in s if unicodedata.category(c) != 'Cf')
     return unicodedata.normalize('NFC', ' '.join(s.split()))
 
-# %% ../nbs/00_hierarchy.ipynb #ee7e92c1
+# %% ../nbs/00_hierarchy.ipynb #919024c0
 def is_missing(x): return pd.api.types.is_scalar(x) and pd.isna(x)
 
 def as_name(x, where=None):
@@ -51,7 +51,7 @@ def as_name(x, where=None):
     if re.search(r'[\x00-\x1f\x7f\ud800-\udfff]', s): fail(f'the name {s!r} contains a control character', where)
     return s
 
-# %% ../nbs/00_hierarchy.ipynb #faeca45e
+# %% ../nbs/00_hierarchy.ipynb #086fb834
 def joined(path): return repr('/'.join(map(str, path)))
 
 def trim_cells(cells):
@@ -67,6 +67,7 @@ def _as_path(p, where, sep=None):
     if isinstance(p, (np.ndarray, pd.Series)): p = trim_cells(p.tolist())
     return p if isinstance(p, (list, tuple)) else (p,)
 
+# %% ../nbs/00_hierarchy.ipynb #d13b5b60
 def _as_paths(paths, places=None, sep=None):
     "A list of paths from `paths`, and the place of each"
     if isinstance(paths, (str, dict, set, pd.DataFrame)) or not hasattr(paths, '__iter__'):
@@ -75,7 +76,7 @@ def _as_paths(paths, places=None, sep=None):
     places = places or [f'path {i+1}' for i in range(len(paths))]
     return [_as_path(p, where, sep) for p, where in zip(paths, places)], places
 
-# %% ../nbs/00_hierarchy.ipynb #670d3afc
+# %% ../nbs/00_hierarchy.ipynb #1e1f6ba8
 def _grow(paths, places):
     "The place of each class by its number, and `met`"
     met, ends, way, last = {}, {}, [0], ()
@@ -92,7 +93,7 @@ def _grow(paths, places):
         ends[way[-1]], last = where, p
     return ends, met
 
-# %% ../nbs/00_hierarchy.ipynb #d3215893
+# %% ../nbs/00_hierarchy.ipynb #c49113a0
 def as_weight(x, where=None):
     "`x` as a positive, finite number"
     try: w = float(x)
@@ -100,6 +101,7 @@ def as_weight(x, where=None):
     if not 0 < w < np.inf: fail(f'a weight must be positive and finite, got {w:g}', where)
     return w
 
+# %% ../nbs/00_hierarchy.ipynb #2ed22f1f
 def _weights_by_node(weights, met):
     "`weights` by node number instead of path"
     out = {}
@@ -110,7 +112,7 @@ def _weights_by_node(weights, met):
         out[n] = as_weight(x, f'the edge above {joined(path)}')
     return out
 
-# %% ../nbs/00_hierarchy.ipynb #f42bb1a0
+# %% ../nbs/00_hierarchy.ipynb #6c180ace
 def _preorder(up):
     "The nodes of the list of parents `up` in preorder"
     below = [[] for _ in up]
@@ -121,6 +123,7 @@ def _preorder(up):
         todo += reversed(below[out[-1]])
     return out
 
+# %% ../nbs/00_hierarchy.ipynb #a99c0233
 def _number(up, ends):
     "The nodes of `up` in the order that users see, and their levels in it"
     level = [0]*len(up)
@@ -128,7 +131,18 @@ def _number(up, ends):
     order = [*ends, *sorted({*range(len(up))} - {*ends}, key=lambda n: (-level[n], n))]
     return np.array(order), torch.tensor(level)[order]
 
-# %% ../nbs/00_hierarchy.ipynb #1f6e4de1
+# %% ../nbs/00_hierarchy.ipynb #0959ea0b
+def _layout(ends, met, weights):
+    "What a `Hierarchy` stores about its nodes, in the order that users see"
+    up, names = [-1, *(p for p, _ in met)], ['', *(n for _, n in met)]
+    order, levels = _number(up, ends)
+    new = np.argsort(order)
+    parent = np.array([new[up[n]] if n else -1 for n in order])
+    w = np.array([weights.get(n, 1.) if n else 0. for n in order])
+    return dict(levels=levels, parent=torch.from_numpy(parent), _up=parent.tolist(), _pre=new[_preorder(up)],
+                _names=[names[n] for n in order], _w=w)
+
+# %% ../nbs/00_hierarchy.ipynb #d9fe3f54
 class Hierarchy:
     "Classes that are the leaves of a tree; a node is a path, leaves come first and the root last"
     def __init__(self,
@@ -141,13 +155,8 @@ class Hierarchy:
         ends, met = _grow(*_as_paths(paths, places))
         if not ends: fail('no classes: a hierarchy needs at least one leaf')
         if titles is not None and len(titles) != len(ends): fail(f'{len(titles)} titles for {len(ends)} classes')
-        weights, up, names = _weights_by_node(weights, met), [-1, *(p for p, _ in met)], ['', *(n for _, n in met)]
-        order, levels = _number(up, ends)
-        new = np.argsort(order)
-        parent = np.array([new[up[n]] if n else -1 for n in order])
-        self.__dict__.update(name=as_name(name) if name else None, titles=titles and [as_name(t) for t in titles],
-            places=places, levels=levels, parent=torch.from_numpy(parent), _up=parent.tolist(), _pre=new[_preorder(up)],
-            _names=[names[n] for n in order], _w=np.array([weights.get(n, 1.) if n else 0. for n in order]))
+        self.__dict__.update(_layout(ends, met, _weights_by_node(weights, met)), places=places,
+            name=as_name(name) if name else None, titles=titles and [as_name(t) for t in titles])
         self.__dict__['leaves'] = _leaf_names(self._names[:len(ends)], self._path)
         if weights: _check_range(self)
 
@@ -168,7 +177,7 @@ class Hierarchy:
         for i in self._pre[1:].tolist(): W[i] += W[self._up[i]]
         return np.array(W)
 
-# %% ../nbs/00_hierarchy.ipynb #6d51126f
+# %% ../nbs/00_hierarchy.ipynb #98d429c1
 def _leaf_names(names, path):
     "`names`, with '/'.join(`path(k)`) for those that are not unique"
     for _ in range(2): # the second round is for a name that looks like another's path
@@ -178,6 +187,7 @@ def _leaf_names(names, path):
     if twice: fail(f'two classes have the same name: {quoted(twice)}')
     return names
 
+# %% ../nbs/00_hierarchy.ipynb #24ad7721
 def _check_range(h):
     "Refuse weights of `h` that rounding would lose"
     i, most = int(h._w[:-1].argmin()), h._heights.max()
@@ -186,7 +196,7 @@ def _check_range(h):
     fail(f"the edge above {joined(h._path(i))} weighs {low:g} and the longest path {most:g}: "
          'rounding loses costs that differ by a factor of 1e10 or lie outside 1e-30 to 1e30')
 
-# %% ../nbs/00_hierarchy.ipynb #3488ce11
+# %% ../nbs/00_hierarchy.ipynb #a25fbf1b
 @patch
 def _path(self:Hierarchy, i):
     "The path of node `i`"
@@ -196,6 +206,7 @@ def _path(self:Hierarchy, i):
         i = self._up[i]
     return tuple(reversed(path))
 
+# %% ../nbs/00_hierarchy.ipynb #1e826973
 @patch(cls_method=True)
 def from_paths(cls:Hierarchy,
     paths,        # one path per class, e.g. `[('animal','cat'), ('stone',)]`; rows of an array work too
@@ -207,7 +218,7 @@ def from_paths(cls:Hierarchy,
     "A hierarchy from one path per class"
     return cls(_as_paths(paths, sep=sep)[0], weights, titles, name)
 
-# %% ../nbs/00_hierarchy.ipynb #24fdaf15
+# %% ../nbs/00_hierarchy.ipynb #dffde21f
 @patch(as_prop=True)
 def n_nodes(self:Hierarchy):
     "Number of nodes, including the root"
@@ -223,7 +234,7 @@ def widths(self:Hierarchy):
     "Number of nodes at each level below the root"
     return torch.bincount(self.levels)[1:].tolist()
 
-# %% ../nbs/00_hierarchy.ipynb #aca01290
+# %% ../nbs/00_hierarchy.ipynb #2c20cb9f
 @patch(as_prop=True)
 def edge_weights(self:Hierarchy):
     "Weight of the edge above each node, 0 for the root"
@@ -239,12 +250,13 @@ def children(self:Hierarchy, i):
     "Numbers of the nodes directly below node `i`"
     return (self.parent == int(i)).nonzero()[:,0].tolist()
 
+# %% ../nbs/00_hierarchy.ipynb #4855eb14
 @patch
 def __repr__(self:Hierarchy):
     name = f' {self.name!r}' if self.name else ''
     return f"Hierarchy{name}: {len(self)} leaves, {self.n_nodes} nodes, widths {'-'.join(map(str, self.widths))}"
 
-# %% ../nbs/00_hierarchy.ipynb #1d58f725
+# %% ../nbs/00_hierarchy.ipynb #e7e1d30c
 @patch(as_prop=True)
 def fingerprint(self:Hierarchy):
     "Twelve hexadecimal digits that change with any name, edge, weight or the order of the classes"
@@ -261,7 +273,7 @@ def __hash__(self:Hierarchy): return hash(self.fingerprint)
 def __reduce__(self:Hierarchy):
     return Hierarchy, ([self._path(k) for k in range(len(self))], self.weights, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #71387bc7
+# %% ../nbs/00_hierarchy.ipynb #2a5315cc
 @patch
 def path_table(self:Hierarchy):
     "Node numbers from the root down to each class, one row per class, padded with -1"
@@ -274,6 +286,7 @@ def path_table(self:Hierarchy):
         i = up[i]
     return table
 
+# %% ../nbs/00_hierarchy.ipynb #24eb09ad
 @patch
 def ancestors(self:Hierarchy, level):
     "Node number of each class's ancestor at `level`; a class above that level is its own"
@@ -288,12 +301,13 @@ def ancestry(self:Hierarchy):
     A[self.path_table().T, torch.arange(len(self))] = True # the padding -1 marks the root, which contains every class
     return A
 
-# %% ../nbs/00_hierarchy.ipynb #362350c4
+# %% ../nbs/00_hierarchy.ipynb #f4f04409
 @patch(as_prop=True)
 def order(self:Hierarchy):
     "Class numbers in the order of the tree"
     return torch.from_numpy(self._pre[self._pre < len(self)])
 
+# %% ../nbs/00_hierarchy.ipynb #f9fd7bf6
 @patch
 def spans(self:Hierarchy,
     hidden=False # count all nodes in preorder instead of the classes
@@ -305,7 +319,7 @@ def spans(self:Hierarchy,
     for i in self._pre[:0:-1].tolist(): size[self._up[i]] += size[i]
     return torch.from_numpy(first), torch.tensor(size)
 
-# %% ../nbs/00_hierarchy.ipynb #31940e74
+# %% ../nbs/00_hierarchy.ipynb #66ee37c4
 def _shorten(text, width): return text if len(text) <= width else text[:width-1].rsplit(' ', 1)[0] + ' …'
 
 @patch
@@ -315,6 +329,7 @@ def _line(self:Hierarchy, i, size):
     name = self._names[i] or self.name or 'root'
     return '   '*int(self.levels[i]) + f'{name} ({size})' + (': ' if own else '') + ', '.join(own)
 
+# %% ../nbs/00_hierarchy.ipynb #1bbf5ff2
 @patch
 def tree(self:Hierarchy,
     level=None, # the deepest level shown; None shows as many as fit
@@ -327,7 +342,7 @@ def tree(self:Hierarchy,
     level = fits[-1] if level is None else level
     return '\n'.join(_shorten(self._line(i, size[i]), width) for i in groups if self.levels[i] <= level)
 
-# %% ../nbs/00_hierarchy.ipynb #82bbc891
+# %% ../nbs/00_hierarchy.ipynb #005029bc
 @patch
 def collapse(self:Hierarchy):
     "The tree without groups that have one child or contain every class; the remaining edges keep their weights"
@@ -338,12 +353,13 @@ def collapse(self:Hierarchy):
     weights = {path[i]: w for i, w in enumerate(self._w) if keep[i]}
     return Hierarchy([path[k] for k in range(len(self))], weights, self.titles, self.name)
 
-# %% ../nbs/00_hierarchy.ipynb #d8ff223c
+# %% ../nbs/00_hierarchy.ipynb #d513dac6
 def _check_size(n):
     "Refuse a cost matrix of more than 10 GB"
     if n > 50_000: fail(f'the cost matrix of {n} classes would take {4*n*n/1e9:.0f} GB: '
                          "use `pair_costs(i, j)` for single pairs, or guide='sampled' to train")
 
+# %% ../nbs/00_hierarchy.ipynb #fc1816a7
 @patch
 def costs(self:Hierarchy,
     hidden=False # over all nodes, the root last, instead of over the leaves
@@ -359,7 +375,7 @@ def costs(self:Hierarchy,
         D[i] = W[i] + W[:n] - 2*meet
     return torch.from_numpy(D)
 
-# %% ../nbs/00_hierarchy.ipynb #b30405ea
+# %% ../nbs/00_hierarchy.ipynb #3c0dcddc
 def _indices(n, *idx):
     "Tensors of node numbers below `n`, broadcast against each other"
     idx = torch.broadcast_tensors(*map(torch.as_tensor, idx))
@@ -369,6 +385,7 @@ def _indices(n, *idx):
             fail(f'class numbers must be between 0 and {n-1}, got {i.min()} to {i.max()}')
     return [i.long() for i in idx]
 
+# %% ../nbs/00_hierarchy.ipynb #b8d236cc
 @patch
 def pair_costs(self:Hierarchy, i, j):
     "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
@@ -380,9 +397,10 @@ def pair_costs(self:Hierarchy, i, j):
         a, b = (torch.where(apart & (levels[x] == l), up[x], x) for x in (a, b))
     return (W[i] + W[j] - 2*W[a]).float()
 
-# %% ../nbs/00_hierarchy.ipynb #e5201b63
+# %% ../nbs/00_hierarchy.ipynb #6fd1fe31
 def _case(D, i, j, names): return f'{D[i,j]:g} for predicting {names[i]!r} when {names[j]!r} is true'
 
+# %% ../nbs/00_hierarchy.ipynb #20d20578
 def _check_costs(D, names):
     "Refuse a matrix `D` that cannot be costs between `names`"
     if D.ndim != 2 or not 0 < len(D) == D.shape[1]: fail(f'a cost matrix must be square, got shape {tuple(D.shape)}')
@@ -396,7 +414,7 @@ def _check_costs(D, names):
         cases = [_case(D, i, j, names) for i, j in bad.nonzero()[:4].tolist()]
         if cases: fail(f"{rule}: {', '.join(cases)}")
 
-# %% ../nbs/00_hierarchy.ipynb #97f51d9d
+# %% ../nbs/00_hierarchy.ipynb #602120ba
 def _detour(D, names):
     "The worst violation of the triangle inequality in `D` as text, or None"
     stops = torch.arange(len(D)) if len(D) <= 512 else torch.linspace(0, len(D)-1, 64).long()
@@ -408,6 +426,7 @@ def _detour(D, names):
     k, m, l = at
     return f'{names[k]!r} to {names[m]!r} costs {D[k,m]:g}, but via {names[l]!r} {D[k,l] + D[l,m]:g}'
 
+# %% ../nbs/00_hierarchy.ipynb #cb28dd60
 def _warn_costs(D, names):
     "Warn if `D` is not symmetric or violates the triangle inequality"
     k, l = divmod(int((D - D.T).argmax()), len(D))
@@ -415,7 +434,7 @@ def _warn_costs(D, names):
         warnings.warn(f'the costs are not symmetric: {_case(D, k, l, names)}, {_case(D, l, k, names)}', stacklevel=3)
     if d := _detour(D, names): warnings.warn(f'the costs violate the triangle inequality: {d}', stacklevel=3)
 
-# %% ../nbs/00_hierarchy.ipynb #2c4e828c
+# %% ../nbs/00_hierarchy.ipynb #d46a1866
 def _tensor(D):
     "`D` as a tensor of single or double precision"
     if isinstance(D, torch.Tensor) and not D.is_complex(): return D if D.dtype == torch.float64 else D.float()
@@ -430,6 +449,7 @@ def check_same(rows, columns, where=None):
     if rows == columns: return
     fail(f'rows and columns must be the same classes in the same order: {quoted(rows)}; {quoted(columns)}', where)
 
+# %% ../nbs/00_hierarchy.ipynb #000bca11
 def unique_names(names):
     "`names` tidied, or an error that names those given twice"
     names = [as_name(n) for n in names]
@@ -437,7 +457,7 @@ def unique_names(names):
     if twice: fail(f'given twice: {quoted(twice)}')
     return names
 
-# %% ../nbs/00_hierarchy.ipynb #71d0483a
+# %% ../nbs/00_hierarchy.ipynb #db80e2d4
 class CostMatrix:
     "Costs `D[predicted, true]` with the names of the classes"
     def __init__(self,
@@ -456,7 +476,7 @@ class CostMatrix:
     def __getitem__(self, i): return self.D[i]
     def __repr__(self): return f'CostMatrix: {len(self)} classes, {quoted(self.leaves, 3)}'
 
-# %% ../nbs/00_hierarchy.ipynb #f2cfe381
+# %% ../nbs/00_hierarchy.ipynb #2f7b46e9
 @patch(cls_method=True)
 def __torch_function__(cls:CostMatrix, func, types, args=(), kwargs=None):
     def plain(o): return o.D if isinstance(o, CostMatrix) else type(o)(map(plain, o)) if type(o) in (list, tuple) else o
@@ -468,6 +488,7 @@ def __array__(self:CostMatrix, dtype=None, copy=None): return np.array(self.D.nu
 @patch(as_prop=True)
 def shape(self:CostMatrix): return self.D.shape
 
+# %% ../nbs/00_hierarchy.ipynb #34047092
 @patch
 def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor; `hidden` nodes need a tree"
@@ -480,12 +501,13 @@ def pair_costs(self:CostMatrix, i, j):
     i, j = _indices(len(self), i, j)
     return self.D.to(i.device)[i, j]
 
+# %% ../nbs/00_hierarchy.ipynb #bb37e397
 @patch(as_prop=True)
 def fingerprint(self:CostMatrix):
     "Twelve hexadecimal digits that change with any name or cost"
     return hashlib.sha256(json.dumps([self.leaves, self.D.tolist()]).encode()).hexdigest()[:12]
 
-# %% ../nbs/00_hierarchy.ipynb #7093b951
+# %% ../nbs/00_hierarchy.ipynb #b3cdff54
 @patch
 def class_index(self:CostMatrix):
     "Number of each class by name"
@@ -498,6 +520,7 @@ def class_index(self:Hierarchy):
     count = Counter(joined) # ('a/b','c') and ('a','b/c') join to the same text, which then names neither
     return {**{n: k for k, n in enumerate(joined) if count[n] == 1}, **{n: k for k, n in enumerate(self.leaves)}}
 
+# %% ../nbs/00_hierarchy.ipynb #27e9dc45
 @patch
 def suggest(self:(Hierarchy,CostMatrix), name):
     "What the unknown class `name` may mean, as text for an error; '' without an idea"
@@ -507,7 +530,7 @@ def suggest(self:(Hierarchy,CostMatrix), name):
     near = difflib.get_close_matches(name, self.leaves, 1)
     return f'for {name!r}, did you mean {near[0]!r}?' if near else ''
 
-# %% ../nbs/00_hierarchy.ipynb #f6224f23
+# %% ../nbs/00_hierarchy.ipynb #c07b958b
 @patch
 def _positions(self:(Hierarchy,CostMatrix), names, every=False):
     "Numbers of the classes `names`; with `every`, no class may be left over"
@@ -521,6 +544,7 @@ def _positions(self:(Hierarchy,CostMatrix), names, every=False):
     if msg: fail('; '.join(msg))
     return idx
 
+# %% ../nbs/00_hierarchy.ipynb #ca350efc
 @patch
 def _take(self:Hierarchy, idx):
     paths = [self._path(i) for i in idx]
@@ -531,7 +555,7 @@ def _take(self:Hierarchy, idx):
 @patch
 def _take(self:CostMatrix, idx): return CostMatrix(self.D[idx][:,idx], [self.leaves[i] for i in idx], warn=False)
 
-# %% ../nbs/00_hierarchy.ipynb #af213be8
+# %% ../nbs/00_hierarchy.ipynb #0c6ce848
 @patch
 def subset(self:(Hierarchy,CostMatrix), names):
     "The part that contains the classes `names`, in their order"
@@ -542,7 +566,7 @@ def align(self:(Hierarchy,CostMatrix), vocab):
     "The same with the classes in the order of `vocab`, matched by name"
     return self._take(self._positions(vocab, every=True))
 
-# %% ../nbs/00_hierarchy.ipynb #51843525
+# %% ../nbs/00_hierarchy.ipynb #43d939d0
 def as_costs(
     D,            # a Hierarchy, CostMatrix, tensor, array, nested lists or DataFrame
     hidden=False, # costs over all nodes of the tree
@@ -559,7 +583,7 @@ def as_tree(
     if not isinstance(h, Hierarchy): fail(f'{who} needs a tree: give a Hierarchy instead of a {type(h).__name__}')
     return h
 
-# %% ../nbs/00_hierarchy.ipynb #d6dabec8
+# %% ../nbs/00_hierarchy.ipynb #816bce6f
 def _class_names(o):
     "The class names in `o`, `DataLoaders` or a vocabulary; None without names"
     vocab = getattr(o, 'vocab', o if hasattr(o, '__len__') and not hasattr(o, 'loaders') else None)
@@ -567,6 +591,7 @@ def _class_names(o):
     pair = hasattr(vocab[0], '__len__') and not isinstance(vocab[0], (str, tuple))
     return vocab[-1] if pair else vocab
 
+# %% ../nbs/00_hierarchy.ipynb #6a4b1851
 def align_costs(
     D,            # a `Hierarchy`, `CostMatrix`, matrix of costs, or the file or name of one, see `read_hierarchy`
     vocab,        # `DataLoaders`, or names of the classes
@@ -581,7 +606,7 @@ def align_costs(
     if len(D) != len(names): fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')
     return D
 
-# %% ../nbs/00_hierarchy.ipynb #c82d4513
+# %% ../nbs/00_hierarchy.ipynb #95eba28a
 def named_costs(
     name # `digits_chain`, or the name of a tree
 ):
@@ -592,7 +617,7 @@ def named_costs(
     i = torch.arange(10.)
     return CostMatrix((i[:,None] - i).abs())
 
-# %% ../nbs/00_hierarchy.ipynb #d9ae0ef9
+# %% ../nbs/00_hierarchy.ipynb #958bb3b0
 @patch
 def mean_cost(self:Hierarchy,
     hidden=False,  # over all nodes instead of the leaves
@@ -603,7 +628,7 @@ def mean_cost(self:Hierarchy,
     total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
     return total / max(1, n*n if diagonal else n*(n-1))
 
-# %% ../nbs/00_hierarchy.ipynb #7e03d225
+# %% ../nbs/00_hierarchy.ipynb #b32a9f69
 _published = { # table 1 of the paper; 14 siblings from its section on the scale-free distortion
     'nyudv2': [3, 57, 40, 5.0, np.nan, np.nan, 4.3, 4.3],
     'cifar100': [5, 134, 100, 3.8, np.nan, np.nan, 7.0, 7.0],
@@ -612,6 +637,7 @@ _published = { # table 1 of the paper; 14 siblings from its section on the scale
 _columns = ['depth', 'nodes without root', 'leaves', 'branching factor', 'leaves per lowest group',
             'siblings per leaf', 'mean D, leaf pairs', 'mean D, all nodes']
 
+# %% ../nbs/00_hierarchy.ipynb #debeffa2
 @patch
 def summary(self:Hierarchy):
     "The tree's row of the paper's table, with the published row where there is one"
@@ -624,7 +650,7 @@ def summary(self:Hierarchy):
     df = pd.DataFrame.from_dict(rows, orient='index', columns=_columns)
     return df.astype({c: int for c in _columns[:3]}).round(2)
 
-# %% ../nbs/00_hierarchy.ipynb #68051927
+# %% ../nbs/00_hierarchy.ipynb #64c86912
 def _elsewhere(cls, module, names, wrap=lambda f: f):
     "Import `module`, which defines the methods `names` of `cls`, when one of them is first called"
     def stub(name):
@@ -642,7 +668,7 @@ _elsewhere(CostMatrix, 'readers', 'from_csv', classmethod)
 _elsewhere(Hierarchy, 'plots', 'plot_sunburst plot_costs')
 _elsewhere(CostMatrix, 'plots', 'plot_costs')
 
-# %% ../nbs/00_hierarchy.ipynb #3896a063
+# %% ../nbs/00_hierarchy.ipynb #12b3794c
 _tidy = tidy_name
 Hierarchy.weight, Hierarchy.paths = Hierarchy.edge_weights, Hierarchy.path_table
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['csv_lines', 'read_hierarchy', 'wordnet_senses']
 
-# %% ../nbs/01a_readers.ipynb #18b23a66
+# %% ../nbs/01a_readers.ipynb #a4860d3f
 import csv, io, json, warnings
 from collections import Counter, defaultdict
 from functools import reduce
@@ -19,7 +19,7 @@ from .hierarchy import *
 from .hierarchy import as_name, as_weight, check_same, fail, is_missing, joined, quoted, trim_cells
 from .hierarchy import unique_names
 
-# %% ../nbs/01a_readers.ipynb #885b0675
+# %% ../nbs/01a_readers.ipynb #9d980bd0
 def _below(t, path):
     "Name and content of what `t`, the group at `path`, contains"
     if isinstance(t, dict): below = [*t.items()]
@@ -30,6 +30,7 @@ def _below(t, path):
     if not below: fail(f"the group {'/'.join(path) or 'root'!r} is empty: write None for a class")
     return below
 
+# %% ../nbs/01a_readers.ipynb #940e2a38
 def _class_order(numbers, paths):
     "Positions of `paths` in the order of their class `numbers`, where given"
     if all(n is None for n in numbers): return range(len(paths))
@@ -41,7 +42,7 @@ def _class_order(numbers, paths):
         seen[n] = p
     return np.argsort(numbers)
 
-# %% ../nbs/01a_readers.ipynb #26e99568
+# %% ../nbs/01a_readers.ipynb #3927bd3b
 @patch(cls_method=True)
 def from_nested(cls:Hierarchy,
     tree,         # nested dicts and lists, e.g. `{'animal': ['cat','dog'], 'stone': None}`
@@ -62,7 +63,7 @@ def from_nested(cls:Hierarchy,
     paths = [found[i][1] for i in _class_order(*zip(*found))]
     return cls(paths, weights, titles, name, ['/'.join(p) for p in paths])
 
-# %% ../nbs/01a_readers.ipynb #8205ba9d
+# %% ../nbs/01a_readers.ipynb #d0565189
 @patch
 def nested(self:Hierarchy):
     "The tree as nested dicts, each class with its number"
@@ -70,7 +71,7 @@ def nested(self:Hierarchy):
     for k, p in enumerate(self.nodes[:len(self)]): reduce(lambda t, n: t.setdefault(n, {}), p[:-1], tree)[p[-1]] = k
     return tree
 
-# %% ../nbs/01a_readers.ipynb #0e0e0730
+# %% ../nbs/01a_readers.ipynb #fb0c0112
 def _parents(rows):
     "Dicts of parents, weights and places from `rows` of node, parent, weight and place"
     up, weight, places = {}, {}, {}
@@ -83,6 +84,7 @@ def _parents(rows):
         if p is not None: up.setdefault(p, None) # a parent without a row is a root
     return up, weight, places
 
+# %% ../nbs/01a_readers.ipynb #26e71be7
 def _check_parents(up, places):
     "Refuse parents `up` that do not form one tree; return its root"
     try: TopologicalSorter({n: [] if p is None else [p] for n, p in up.items()}).prepare()
@@ -95,7 +97,7 @@ def _check_parents(up, places):
     if len(up) == 1: fail('no classes: the tree has only a root')
     return roots[0]
 
-# %% ../nbs/01a_readers.ipynb #bde161ef
+# %% ../nbs/01a_readers.ipynb #1ba15aee
 def _paths_down(up, root, names, wanted):
     "The paths of the nodes `wanted`, from the root down"
     below, paths, way, todo = defaultdict(list), {}, [], [(root, 0)]
@@ -107,6 +109,7 @@ def _paths_down(up, root, names, wanted):
         todo += [(m, level+1) for m in below.get(n, [])]
     return paths
 
+# %% ../nbs/01a_readers.ipynb #0d131362
 @patch(cls_method=True)
 def _from_edges(cls:Hierarchy, rows, label=str, **kwargs):
     "A hierarchy from `rows` of node, parent, weight and place, where `label` names a node"
@@ -119,7 +122,7 @@ def _from_edges(cls:Hierarchy, rows, label=str, **kwargs):
     if h.n_nodes < len(up): fail('two groups with the same parent have the same name')
     return h
 
-# %% ../nbs/01a_readers.ipynb #495b5c95
+# %% ../nbs/01a_readers.ipynb #9eefb718
 def _read(f):
     "Text of `f`, a path or an open file, and what to call it in an error"
     label = str(getattr(f, 'name', 'the file')) if hasattr(f, 'read') else str(f)
@@ -128,11 +131,13 @@ def _read(f):
     try: return data.decode('utf-8-sig'), label
     except UnicodeDecodeError as e: fail('this is not UTF-8 text', f"{label}, line {data[:e.start].count(10) + 1}")
 
+# %% ../nbs/01a_readers.ipynb #567a8ce7
 def _separator(text):
     "The character between cells"
     top = next((l for l in text.splitlines() if l.strip()), '')
     return next((s for s in ';\t' if s in top and ',' not in top), ',')
 
+# %% ../nbs/01a_readers.ipynb #e6294cfe
 def csv_lines(
     f # a path or an open file
 ):
@@ -146,12 +151,13 @@ def csv_lines(
     if not out: fail('the file is empty', label)
     return out
 
-# %% ../nbs/01a_readers.ipynb #e7ca1a7b
+# %% ../nbs/01a_readers.ipynb #09c79328
 def _known(columns, wanted, where=None):
     "Refuse `wanted` columns that are not there"
     unknown = [c for c in wanted if c not in columns]
     if unknown: fail(f'no column is called {quoted(unknown)}; there are {quoted(columns)}', where)
 
+# %% ../nbs/01a_readers.ipynb #7c682620
 def _read_csv(f):
     "Columns of the CSV file `f`, its rows as places and dicts, and the place of the header"
     (top, head), *rows = csv_lines(f)
@@ -163,9 +169,10 @@ def _read_csv(f):
     if twice: fail(f'two columns are called {quoted(twice)}', top)
     return head, [(w, dict(zip(head, r))) for (w, _), r in zip(rows, cells)], top
 
+# %% ../nbs/01a_readers.ipynb #ecd046dc
 _csv_lines = csv_lines # the old name
 
-# %% ../nbs/01a_readers.ipynb #f8c2cae6
+# %% ../nbs/01a_readers.ipynb #92e87b3b
 def _blank(x): return is_missing(x) or not str(x).strip()
 
 def _frame_rows(df):
@@ -173,6 +180,7 @@ def _frame_rows(df):
     rows = [(f'row {i+1}', dict(zip(df.columns, r))) for i, r in enumerate(df.astype(object).values.tolist())]
     return [str(c) for c in df], [(w, {str(k): '' if is_missing(v) else v for k, v in r.items()}) for w, r in rows]
 
+# %% ../nbs/01a_readers.ipynb #f469385c
 def _parent_rows(t):
     "Place and cells of each row of the table of parents `t`"
     if isinstance(t, dict): t = [*t.items()]
@@ -183,13 +191,14 @@ def _parent_rows(t):
     _known(head, ['node', 'parent'], top)
     return [(w, [r['node'], r['parent'], r.get('weight', 1)]) for w, r in rows]
 
+# %% ../nbs/01a_readers.ipynb #b761e534
 def _edge(where, r):
     "Node, parent, weight and place from the cells `r`"
     if not isinstance(r, (list, tuple)) or len(r) not in (2, 3): fail('a row must be node, parent[, weight]', where)
     node, parent, w = (*r, 1)[:3]
     return as_name(node, where), None if _blank(parent) else as_name(parent, where), 1 if _blank(w) else w, where
 
-# %% ../nbs/01a_readers.ipynb #7c289e7a
+# %% ../nbs/01a_readers.ipynb #72bc95de
 @patch(cls_method=True)
 def from_parents(cls:Hierarchy,
     table,     # a dict from node to parent, rows of node, parent and optionally weight, a DataFrame or a CSV file
@@ -198,7 +207,7 @@ def from_parents(cls:Hierarchy,
     "A hierarchy from a table of parents"
     return cls._from_edges([_edge(w, r) for w, r in _parent_rows(table)], name=name)
 
-# %% ../nbs/01a_readers.ipynb #c863b2fc
+# %% ../nbs/01a_readers.ipynb #133972bf
 def _row_weights(rows, levels, paths):
     "Weights by path, from the `weight:` columns of `rows`"
     weights = {}
@@ -209,19 +218,21 @@ def _row_weights(rows, levels, paths):
                 fail(f"the edge above {joined(above)} weighs {x} here and {weights[above]:g} before", where)
     return weights
 
+# %% ../nbs/01a_readers.ipynb #c27fbc05
 def _levels(head, rows):
     "The columns that are levels: not titles, weights, or pandas' row numbers"
     levels = [c for c in head if c != 'title' and not c.startswith('weight:')]
     numbered = levels[1:] and levels[0] == '' and len({r[''] for _, r in rows}) == len(rows)
     return levels[1:] if numbered else levels
 
-# %% ../nbs/01a_readers.ipynb #be5af2b3
+# %% ../nbs/01a_readers.ipynb #42474b67
 def _warn_lone(h, column, where):
     "Warn if every class of `h` has its own group at the top"
     if h.depth > 1 and 1 < len(h) == len({n[0] for n in h.nodes[:len(h)]}):
         warnings.warn(f'{where}: the column {column!r} is different in every row, so it groups nothing; '
                       'remove it, or choose the columns with `levels=`', stacklevel=4)
 
+# %% ../nbs/01a_readers.ipynb #3627ec10
 def _warn_case(h, where):
     "Warn about groups of `h` that differ only in capital letters"
     seen = {}
@@ -230,7 +241,7 @@ def _warn_case(h, where):
             warnings.warn(f"{where}: {joined(o)} and {joined(g)} are two groups; "
                           'if they should be one, spell them the same', stacklevel=4)
 
-# %% ../nbs/01a_readers.ipynb #c0c659d0
+# %% ../nbs/01a_readers.ipynb #686f294a
 @patch(cls_method=True)
 def _from_rows(cls:Hierarchy, head, rows, top, levels, name):
     "A hierarchy from `rows` of places and dicts with the columns `head`"
@@ -243,6 +254,7 @@ def _from_rows(cls:Hierarchy, head, rows, top, levels, name):
     _warn_case(h, top)
     return h
 
+# %% ../nbs/01a_readers.ipynb #15fdc63d
 @patch(cls_method=True)
 def from_frame(cls:Hierarchy,
     df,          # a DataFrame with one row per class and one column per level
@@ -252,6 +264,7 @@ def from_frame(cls:Hierarchy,
     "A hierarchy from a DataFrame"
     return cls._from_rows(*_frame_rows(df), 'the frame', levels, name)
 
+# %% ../nbs/01a_readers.ipynb #d1436539
 @patch(cls_method=True)
 def from_csv(cls:Hierarchy,
     f,           # a path or an open file
@@ -261,7 +274,7 @@ def from_csv(cls:Hierarchy,
     "A hierarchy from a CSV file with one row per class and one column per level"
     return cls._from_rows(*_read_csv(f), levels, name)
 
-# %% ../nbs/01a_readers.ipynb #d4772fc6
+# %% ../nbs/01a_readers.ipynb #21c95b03
 def _write(text, f):
     "Write `text` to the path `f` and return the path, or return the text"
     if f is None: return text
@@ -273,6 +286,7 @@ def _csv_text(rows):
     csv.writer(out, lineterminator='\n').writerows(rows)
     return out.getvalue()
 
+# %% ../nbs/01a_readers.ipynb #d24d3e64
 @patch
 def to_csv(self:Hierarchy,
     f=None # a path; None returns the text
@@ -286,13 +300,14 @@ def to_csv(self:Hierarchy,
         rows.append([*p, *['']*(self.depth-len(p)), *w, *t])
     return _write(_csv_text(rows), f)
 
-# %% ../nbs/01a_readers.ipynb #54a69229
+# %% ../nbs/01a_readers.ipynb #9304a376
 def _no_twins(pairs):
     "A dict from JSON `pairs` without repeated keys"
     twice = [k for k, c in Counter(k for k, _ in pairs).items() if c > 1]
     if twice: fail(f'listed twice in one group: {quoted(twice)}')
     return dict(pairs)
 
+# %% ../nbs/01a_readers.ipynb #344a83f3
 def _read_json(f):
     "Content of the JSON file `f`, and what to call it in an error"
     text, label = _read(f)
@@ -300,9 +315,10 @@ def _read_json(f):
     except HierarchyError as e: fail(e, label)
     except (ValueError, RecursionError) as e: fail(f'this is not JSON that can be read: {e}', label)
 
-# %% ../nbs/01a_readers.ipynb #744c8440
+# %% ../nbs/01a_readers.ipynb #60a092e0
 _tree_format, _costs_format = 'hierproto-tree-1', 'hierproto-costs-1'
 
+# %% ../nbs/01a_readers.ipynb #40c1c2f2
 def _json_tree(d):
     "Tree, weights, titles and name from the content `d` of a JSON file, ours or plain"
     if not isinstance(d, (dict, list)): fail(f'a tree must be an object or an array, not a {type(d).__name__}')
@@ -315,6 +331,7 @@ def _json_tree(d):
     if not isinstance(titles, (list, type(None))): fail('`titles` must be a list')
     return d.get('tree'), {tuple(map(str, p)): w for p, w in weights}, titles, name and str(name)
 
+# %% ../nbs/01a_readers.ipynb #6391237a
 @patch(cls_method=True)
 def from_json(cls:Hierarchy,
     f,         # a path or an open file
@@ -327,7 +344,7 @@ def from_json(cls:Hierarchy,
         return cls.from_nested(tree, weights, titles, name or own)
     except HierarchyError as e: fail(e, label)
 
-# %% ../nbs/01a_readers.ipynb #bd0f60c9
+# %% ../nbs/01a_readers.ipynb #ff79565e
 @patch
 def to_json(self:Hierarchy,
     f=None,  # a path; None returns the text
@@ -340,6 +357,7 @@ def to_json(self:Hierarchy,
     except RecursionError: fail(f'a tree of depth {self.depth} is too deep for JSON: `to_csv` writes it')
     return _write(text + '\n', f)
 
+# %% ../nbs/01a_readers.ipynb #78af1960
 @patch
 def to_json(self:CostMatrix,
     f=None # a path; None returns the text
@@ -348,7 +366,7 @@ def to_json(self:CostMatrix,
     d = dict(format=_costs_format, names=self.leaves, costs=self.D.tolist())
     return _write(json.dumps(d, ensure_ascii=False) + '\n', f)
 
-# %% ../nbs/01a_readers.ipynb #ceaf656b
+# %% ../nbs/01a_readers.ipynb #74547397
 @patch
 def to_csv(self:CostMatrix,
     f=None # a path; None returns the text
@@ -358,10 +376,12 @@ def to_csv(self:CostMatrix,
     rows = [[n, *map(repr, r)] for n, r in zip(self.leaves, self.D.tolist())]
     return _write(_csv_text([[corner, *self.leaves], *rows]), f)
 
+# %% ../nbs/01a_readers.ipynb #ab7cfa18
 def _cost(x, column, where):
     try: return float(x)
     except ValueError: fail(f'{x!r} in the column {column!r} is not a number', where)
 
+# %% ../nbs/01a_readers.ipynb #2fa12d10
 @patch(cls_method=True)
 def from_csv(cls:CostMatrix, f, warn=True):
     "Costs from the CSV file `f`: rows are predicted classes, columns true ones"
@@ -370,7 +390,7 @@ def from_csv(cls:CostMatrix, f, warn=True):
     check_same(side, head[1:], top)
     return cls([[_cost(r[n], n, w) for n in side] for w, r in rows], side, warn)
 
-# %% ../nbs/01a_readers.ipynb #380b3142
+# %% ../nbs/01a_readers.ipynb #fdfdb2c9
 @patch
 def to_networkx(self:Hierarchy):
     "A `networkx.DiGraph` from parents to children, nodes named by their paths"
@@ -382,6 +402,7 @@ def to_networkx(self:Hierarchy):
         if p: g.add_edge(p[:-1], p, weight=weights.get(p, 1.))
     return g
 
+# %% ../nbs/01a_readers.ipynb #16622412
 @patch(cls_method=True)
 def from_networkx(cls:Hierarchy, g, name=None):
     "A hierarchy from a directed graph `g` with edges from parents to children"
@@ -394,7 +415,7 @@ def from_networkx(cls:Hierarchy, g, name=None):
     titles, name = [at[n]['title'] for n in nodes if 'title' in at[n]], name or g.graph.get('name')
     return cls._from_edges(rows, lambda n: at[n].get('name', n), titles=titles or None, name=name)
 
-# %% ../nbs/01a_readers.ipynb #c7851843
+# %% ../nbs/01a_readers.ipynb #be144700
 @patch(cls_method=True)
 def named(cls:Hierarchy, name):
     "The tree called `name` that comes with the library"
@@ -403,7 +424,7 @@ def named(cls:Hierarchy, name):
     if name not in known: fail(f'no hierarchy is called {name!r}; there are {quoted(known)}')
     return cls.from_json(trees/f'{name}.json')
 
-# %% ../nbs/01a_readers.ipynb #8a6a27a8
+# %% ../nbs/01a_readers.ipynb #68078fc4
 def _csv_kind(f):
     "The method that reads the CSV file `f`"
     head, rows, _ = _read_csv(f)
@@ -412,6 +433,7 @@ def _csv_kind(f):
     parents = {'node','parent'} <= {*head} <= {'','node','parent','weight'}
     return Hierarchy.from_parents if parents else Hierarchy.from_csv
 
+# %% ../nbs/01a_readers.ipynb #51a8678e
 def _json_costs(f):
     "The `CostMatrix` in the JSON file `f`, if it contains one"
     d, label = _read_json(f)
@@ -419,6 +441,7 @@ def _json_costs(f):
     try: return CostMatrix(d.get('costs'), d.get('names'), warn=False)
     except HierarchyError as e: fail(e, label)
 
+# %% ../nbs/01a_readers.ipynb #83a0c7b7
 def read_hierarchy(
     o # a .csv or .json file, the name of a tree, `digits_chain`, a `Hierarchy` or a `CostMatrix`
 ):
@@ -434,7 +457,7 @@ def read_hierarchy(
     except (OSError, ValueError) as e: fail(f'this file cannot be read: {e}', ascii(str(o)))
     return named_costs(o) if o == 'digits_chain' else Hierarchy.named(str(o))
 
-# %% ../nbs/01a_readers.ipynb #b450f612
+# %% ../nbs/01a_readers.ipynb #c73dd99f
 def _linkage(X, names, method, metric):
     "scipy's table of joins for the vectors `X` of the classes `names`"
     from scipy.cluster import hierarchy as clustering
@@ -448,9 +471,10 @@ def _linkage(X, names, method, metric):
     if not clustering.is_monotonic(Z): fail(f'{method!r} joins at decreasing distances: try average, complete or ward')
     return Z
 
+# %% ../nbs/01a_readers.ipynb #d49c24ae
 def _cluster_name(names, first, n): return f'{names[first]} +{n-1}' if n > 1 else names[first]
 
-# %% ../nbs/01a_readers.ipynb #a1458806
+# %% ../nbs/01a_readers.ipynb #03a1c32a
 def _dendrogram(Z, names):
     "Rows of node, parent, weight and place for the joins `Z`, and the nodes' names"
     K = len(names)
@@ -462,6 +486,7 @@ def _dendrogram(Z, names):
     labels = [_cluster_name(names, f, n) for f, n in zip(first, [1]*K + Z[:,3].astype(int).tolist())]
     return [(i, top[up[i]], at[up[i]]-at[i], repr(labels[i])) for i in range(2*K-2) if top[i] == i], labels
 
+# %% ../nbs/01a_readers.ipynb #8c34196a
 def _cut(Z, n, names):
     "For each class the name of its cluster when the joins `Z` stop at `n` clusters"
     from scipy.cluster.hierarchy import fcluster
@@ -469,7 +494,7 @@ def _cut(Z, n, names):
     _, first, at, size = np.unique(cut, return_index=True, return_inverse=True, return_counts=True)
     return [_cluster_name(names, first[a], size[a]) for a in at]
 
-# %% ../nbs/01a_readers.ipynb #e2a29fc7
+# %% ../nbs/01a_readers.ipynb #210c05c8
 @patch(cls_method=True)
 def from_vectors(cls:Hierarchy,
     X,                  # one row per class
@@ -486,7 +511,7 @@ def from_vectors(cls:Hierarchy,
     rows, labels = _dendrogram(Z, names)
     return cls._from_edges(rows, labels.__getitem__, name=name)
 
-# %% ../nbs/01a_readers.ipynb #7df4385b
+# %% ../nbs/01a_readers.ipynb #51b36581
 def _wordnet():
     "nltk's WordNet reader"
     try:
@@ -498,12 +523,13 @@ def _wordnet():
 
 def _synsets(wn, name): return wn.synsets(name.replace(' ', '_'), pos='n')
 
+# %% ../nbs/01a_readers.ipynb #1b5b8655
 def _kinds(s):
     "Names of all that the synset `s` is a kind of, the most general first, and its own"
     chains = [_kinds(o) for o in s.hypernyms() or s.instance_hypernyms()]
     return [*min(chains, key=lambda c: (-len(c), c), default=[]), s.name()]
 
-# %% ../nbs/01a_readers.ipynb #a924ad8f
+# %% ../nbs/01a_readers.ipynb #3bd24971
 def wordnet_senses(
     names, # the classes, as nouns
     wn=None # a WordNet reader; None takes nltk's
@@ -513,6 +539,7 @@ def wordnet_senses(
     rows = [(n, s.name(), s.definition()) for n in unique_names(names) for s in _synsets(wn, n)]
     return pd.DataFrame(rows, columns=['name', 'sense', 'definition'])
 
+# %% ../nbs/01a_readers.ipynb #b9887cd7
 def _choose_senses(names, wn, senses):
     "The synset meant by each of `names`"
     found = {n: [wn.synset(senses[n])] if n in senses else _synsets(wn, n) for n in names}
@@ -524,6 +551,7 @@ def _choose_senses(names, wn, senses):
         warnings.warn(f'{which}: the first is used; see `wordnet_senses`, choose with senses={other}', stacklevel=3)
     return [found[n][0] for n in names]
 
+# %% ../nbs/01a_readers.ipynb #94db0ecf
 @patch(cls_method=True)
 def from_wordnet(cls:Hierarchy,
     names,          # the classes, as nouns
