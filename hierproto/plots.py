@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['plot_embedding']
 
-# %% ../nbs/09_plots.ipynb #9ed1ba8e
+# %% ../nbs/09_plots.ipynb #4cd09328
 import colorsys, functools, textwrap
 import matplotlib.pyplot as plt, numpy as np, torch
 from fastcore.basics import patch
@@ -13,7 +13,7 @@ from matplotlib.patches import Wedge
 from matplotlib.textpath import TextPath
 from .hierarchy import *
 
-# %% ../nbs/09_plots.ipynb #333163b9
+# %% ../nbs/09_plots.ipynb #746edac3
 def _arc(h, i, first, size):
     "Angle of the middle and half the width of node `i` in degrees, its inner and outer ring, and its colour"
     K, l, leaf = len(h), int(h.levels[i]), i < len(h)
@@ -23,12 +23,13 @@ def _arc(h, i, first, size):
     rings = l-.4, (h.depth if leaf else l)+.6
     return 90 - middle[i].item(), size[i].item()*180/K, *rings, colorsys.hls_to_rgb(hue, light, .6)
 
-# %% ../nbs/09_plots.ipynb #69f73207
+# %% ../nbs/09_plots.ipynb #cd111baf
 @functools.lru_cache(maxsize=10_000)
 def _width(text):
     "Width of `text` in a font of size 1"
     return TextPath((0, 0), text.replace('$', r'\$'), size=100).get_extents().width / 100
 
+# %% ../nbs/09_plots.ipynb #53468366
 def _fit(text, arc, ring):
     "Font size and lines with which `text` fits a field of `arc` times `ring`, and whether it runs along the arc"
     wrapped = dict.fromkeys([text, *(textwrap.fill(text, n, break_long_words=False) for n in (20, 16, 12, 7))])
@@ -39,7 +40,7 @@ def _fit(text, arc, ring):
             if long <= .9*arc and high <= .9*ring: return s, lines, True
             if long <= .9*ring and high <= .9*arc: return s, lines, False
 
-# %% ../nbs/09_plots.ipynb #d2a2295b
+# %% ../nbs/09_plots.ipynb #0526f72e
 def _text(ax, text, size, angle, radius, along=False, rim=None):
     "Write `text` at an angle and radius, never upside down; a text on the `rim` begins there"
     flip = 180 < angle % 360 < 360 if along else 90 < angle % 360 < 270
@@ -49,6 +50,7 @@ def _text(ax, text, size, angle, radius, along=False, rim=None):
     ax.text(x, y, text, size=size, ha='center' if middle else 'right' if flip else 'left', va='center', rotation=turn,
             rotation_mode='anchor', linespacing=1, parse_math=False)
 
+# %% ../nbs/09_plots.ipynb #c9f7aaef
 def _round_axis(ax, K):
     "An axis for `K` classes that fills its figure if `ax` is None, and half its width in points"
     side = 4 if K <= 20 else 7.5 if K <= 200 else 9
@@ -58,7 +60,7 @@ def _round_axis(ax, K):
     ax.axis('off')
     return ax, R
 
-# %% ../nbs/09_plots.ipynb #c26a18f2
+# %% ../nbs/09_plots.ipynb #4485a1a6
 @patch
 def plot_sunburst(self:Hierarchy,
     ax=None,      # where to draw; None makes a figure that suits the number of classes
@@ -80,7 +82,7 @@ def plot_sunburst(self:Hierarchy,
         if fit and path[-1] not in path[-2:-1]: _text(ax, fit[1], fit[0], angle, ring*(b-.5), along=fit[2])
     return ax
 
-# %% ../nbs/09_plots.ipynb #e4c422e7
+# %% ../nbs/09_plots.ipynb #2895e679
 def _plot_matrix(ax, D):
     "Draw `D`; return the axis and its height in points"
     side = 4 if len(D) <= 20 else 6.5
@@ -89,6 +91,7 @@ def _plot_matrix(ax, D):
     ax.set(xlabel='true', ylabel='predicted')
     return ax, 60 * ax.figure.get_size_inches()[1] * ax.get_position().height
 
+# %% ../nbs/09_plots.ipynb #4ebba980
 def _name_both_axes(ax, at, names, size=8):
     "Write `names` at the positions `at` of both axes"
     short = [n if len(n) <= 24 else n[:23] + '…' for n in names]
@@ -96,6 +99,7 @@ def _name_both_axes(ax, at, names, size=8):
     ax.set_yticks(at, short, size=size, parse_math=False)
     ax.tick_params(length=0)
 
+# %% ../nbs/09_plots.ipynb #51f6ab14
 @patch
 def plot_costs(self:CostMatrix, ax=None):
     "The cost matrix, with as many class names as there is room for"
@@ -104,7 +108,7 @@ def plot_costs(self:CostMatrix, ax=None):
     _name_both_axes(ax, range(0, len(self), step), self.leaves[::step])
     return ax
 
-# %% ../nbs/09_plots.ipynb #1ee87d2c
+# %% ../nbs/09_plots.ipynb #bf230356
 @patch
 def plot_costs(self:Hierarchy,
     ax=None,    # where to draw
@@ -122,13 +126,14 @@ def plot_costs(self:Hierarchy,
         ax.axvline(x-.5, color='k', lw=.7)
     return ax
 
-# %% ../nbs/09_plots.ipynb #84ca43ed
+# %% ../nbs/09_plots.ipynb #9de34e1c
 def _limits(ax, points):
     "Square limits of `ax` around `points`, so that distances can be compared by eye"
     lo, hi = points.amin(0), points.amax(0)
     (x, y), r = (lo+hi)/2, .55*(hi-lo).max()
     ax.set(xlim=(x-r, x+r), ylim=(y-r, y+r), aspect='equal')
 
+# %% ../nbs/09_plots.ipynb #a6263428
 def _cells(ax, head, colors, n=200):
     "Colour the background of `ax` by the class that `head` predicts there"
     (x0, x1), (y0, y1) = ax.get_xlim(), ax.get_ylim()
@@ -136,7 +141,7 @@ def _cells(ax, head, colors, n=200):
     with torch.no_grad(): pred = head(grid.to(head.protos)).argmax(1).view(n, n).cpu()
     ax.imshow(colors[pred], extent=(x0, x1, y0, y1), origin='lower', alpha=.15, aspect='equal', interpolation='nearest')
 
-# %% ../nbs/09_plots.ipynb #9987135c
+# %% ../nbs/09_plots.ipynb #178c534d
 def plot_embedding(
     z,           # embeddings (N, 2)
     y,           # their classes (N,)
