@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['block_disto_loss', 'SampledHead']
 
-# %% ../nbs/08_many_classes.ipynb #87ffbf87
+# %% ../nbs/08_many_classes.ipynb #24d20c47
 import math
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from .hierarchy import *
 from .distortion import *
 from .prototypes import *
 
-# %% ../nbs/08_many_classes.ipynb #b54307c9
+# %% ../nbs/08_many_classes.ipynb #ac10b8df
 def _cost_rows(D, i, n):
     "Costs between the prototypes `i` and all `n`, `(len(i), n)`"
     if isinstance(D, Hierarchy): return D.pair_costs(i[:,None], torch.arange(n, device=i.device))
@@ -28,7 +28,7 @@ def _block_sums(protos, D, i):
     a = (d/c.to(d)).masked_fill(same, 0)
     return torch.stack([a.sum(), a.square().sum()])
 
-# %% ../nbs/08_many_classes.ipynb #c990af03
+# %% ../nbs/08_many_classes.ipynb #375f5e12
 def block_disto_loss(
     protos, # (K, m), or one row per node
     D, # a `Hierarchy` (its matrix is never built) or costs
@@ -43,7 +43,7 @@ def block_disto_loss(
     s = torch.where(A2 > 0, A1/A2.where(A2 > 0, 1), 1.)
     return (s*s*A2 - 2*s*A1)/(K*(K-1)) + 1
 
-# %% ../nbs/08_many_classes.ipynb #2beb5427
+# %% ../nbs/08_many_classes.ipynb #05905bbd
 def _sample_classes(y, K, n, generator=None):
     "Classes to score (those of `y` and up to `n` others), the index of each label among them, what to add to their scores"
     U, at = y.unique(return_inverse=True)
@@ -53,7 +53,7 @@ def _sample_classes(y, K, n, generator=None):
     if len(R): lift[len(U):] = math.log((K-len(U))/len(R))
     return torch.cat([U, R]), at, lift
 
-# %% ../nbs/08_many_classes.ipynb #97581070
+# %% ../nbs/08_many_classes.ipynb #03a19520
 class SampledHead(nn.Module):
     "Minus distances to prototypes; in training, to those of the batch and of `n_others` more"
     def __init__(self,
