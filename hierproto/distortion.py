@@ -121,11 +121,11 @@ def _best_scale(a):
 
 # %% ../nbs/01_distortion.ipynb #d63e56c6
 def optimal_scale(protos, D, distance='euclidean'):
-    "Factor for the distances of `protos` that minimises their distortion to `D` (eq. 9)"
+    "Factor that minimises the distortion of `protos` to the costs `D` under `distance` (eq. 9)"
     return _best_scale(_ratios(protos, D, distance))
 
 def scale_free_distortion(protos, D, distance='euclidean'):
-    "Distortion of `protos` at their optimal scale (eq. 5)"
+    "Distortion of `protos` to the costs `D` under `distance`, at the optimal scale (eq. 5)"
     a = _ratios(protos, D, distance)
     return _mean((_best_scale(a)*a - 1).abs())
 
@@ -138,12 +138,12 @@ def _smooth_scale(a):
     return torch.where(q > 0, b.sum()/q.where(q > 0, 1)/top, 1.)
 
 def smooth_scale(protos, D, distance='euclidean'):
-    "Factor for the distances of `protos` that minimises eq. 6 (eq. 13)"
+    "Factor that minimises eq. 6 for `protos`, `D` and `distance` (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))
 
 # %% ../nbs/01_distortion.ipynb #e448b47b
 def disto_and_scale(protos, D, distance='euclidean', scale=None):
-    "`disto_loss` and the optimal scale (eq. 13) from one pass"
+    "`disto_loss` of `protos`, `D`, `distance` and `scale`, and the optimal scale (eq. 13), from one pass"
     a = _ratios(protos, D, distance, check=False)
     s = _smooth_scale(a)
     return _mean(((s if scale is None else scale)*a - 1).square()), s
