@@ -77,5 +77,5 @@ class SampledHead(nn.Module):
 
 # %% ../nbs/08_many_classes.ipynb #9f1bcf0a
 def picked_disto_loss(protos, classes, h, scale, n=4096):
-    "Old name of `sampled_disto_loss(protos, h, scale, n, classes=classes)`"
+    "Old name of `sampled_disto_loss`, with the arguments `protos`, `classes`, `h`, `scale`, `n`"
     return sampled_disto_loss(protos, h, scale, n, classes=classes)
