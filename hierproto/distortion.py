@@ -7,14 +7,14 @@ __all__ = ['distances', 'unit', 'euclidean', 'squared', 'pseudo_huber', 'cosine'
            'optimal_scale', 'scale_free_distortion', 'smooth_scale', 'disto_and_scale', 'disto_loss', 'rank_loss',
            'RunningScale', 'sampled_disto_loss', 'embed_metric']
 
-# %% ../nbs/01_distortion.ipynb #45e12827
+# %% ../nbs/01_distortion.ipynb #28db5b60
 import math
 import torch, torch.nn.functional as F
 from fastprogress.fastprogress import progress_bar
 from torch import nn
 from .hierarchy import *
 
-# %% ../nbs/01_distortion.ipynb #559c224f
+# %% ../nbs/01_distortion.ipynb #52583b92
 def unit(
     x # vectors along the last dimension
 ):
@@ -24,7 +24,7 @@ def unit(
     x = x/top.where(ok, 1)
     return x/torch.linalg.vector_norm(x.where(ok, 1), dim=-1, keepdim=True)
 
-# %% ../nbs/01_distortion.ipynb #5ee47754
+# %% ../nbs/01_distortion.ipynb #bd72cded
 def _float(x, y):
     "`x` and `y` in a common type, at least float32"
     if x.shape[-1] != y.shape[-1]:
@@ -42,7 +42,7 @@ def euclidean(x, y):
     mode = 'use_mm_for_euclid_dist_if_necessary' if same else 'use_mm_for_euclid_dist'
     return torch.cdist(x - c, y - c, compute_mode=mode)
 
-# %% ../nbs/01_distortion.ipynb #b4fde429
+# %% ../nbs/01_distortion.ipynb #0113866a
 def squared(x, y):
     "Squared Euclidean distances between the rows of `x` and of `y`"
     return euclidean(x, y).square()
@@ -67,7 +67,7 @@ def get_distance(
     if distance in distances: return distances[distance]
     raise ValueError(f'unknown distance {distance!r}; choose from {", ".join(distances)}, or pass a function')
 
-# %% ../nbs/01_distortion.ipynb #84ff9630
+# %% ../nbs/01_distortion.ipynb #73b0b2e9
 def pairwise(
     x, # (N, m)
     y=None, # (M, m); `x` by default
@@ -76,19 +76,19 @@ def pairwise(
     "Distances between all rows of `x` and all rows of `y`"
     return get_distance(distance)(x, x if y is None else y)
 
-# %% ../nbs/01_distortion.ipynb #9fc065a5
+# %% ../nbs/01_distortion.ipynb #62fd487f
 def _paired(x, y, distance='euclidean'):
     "Distances between row `i` of `x` and row `i` of `y`"
     f = get_distance(distance)
     if f is euclidean: return torch.linalg.vector_norm(torch.sub(*_float(x, y)), dim=-1)
     return torch.vmap(lambda a, b: f(a[None], b[None])[0,0])(x, y)
 
-# %% ../nbs/01_distortion.ipynb #7745ce04
+# %% ../nbs/01_distortion.ipynb #9aed7163
 def _off_diagonal(A):
     K = len(A)
     return A.flatten()[1:].view(K-1, K+1)[:,:-1]
 
-# %% ../nbs/01_distortion.ipynb #93ed7263
+# %% ../nbs/01_distortion.ipynb #4490889c
 def _costs(protos, D, check=True):
     n = len(protos)
     if check or not isinstance(D, torch.Tensor): D = as_costs(D, hidden=isinstance(D, Hierarchy) and n == D.n_nodes)
@@ -111,7 +111,7 @@ def distortion(
     "Mean relative difference between the distances of `protos` and the costs `D` (eq. 4)"
     return _mean((_ratios(protos, D, distance) - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #2d54fa64
+# %% ../nbs/01_distortion.ipynb #e7ec0bc0
 def _best_scale(a):
     "Minimiser of the sum of |s a - 1| (eq. 9); 1 where every `a` is zero"
     if not a.numel(): return a.new_ones(())
@@ -119,25 +119,17 @@ def _best_scale(a):
     c = b.cumsum(0)
     return (1/b[torch.searchsorted(c, c[-1]/2)] if c[-1] > 0 else torch.ones(())).to(a)
 
-# %% ../nbs/01_distortion.ipynb #bcdc4253
-def optimal_scale(
-    protos, # (K, m), or one row per node
-    D, # a Hierarchy or (K, K) costs
-    distance='euclidean' # name or function
-):
-    "Factor for the distances of `protos` that minimises their distortion to `D` (eq. 9)"
+# %% ../nbs/01_distortion.ipynb #d63e56c6
+def optimal_scale(protos, D, distance='euclidean'):
+    "Factor that minimises the distortion of `protos` to the costs `D` under `distance` (eq. 9)"
     return _best_scale(_ratios(protos, D, distance))
 
-def scale_free_distortion(
-    protos, # (K, m), or one row per node
-    D, # a Hierarchy or (K, K) costs
-    distance='euclidean' # name or function
-):
-    "Distortion of `protos` at their optimal scale (eq. 5)"
+def scale_free_distortion(protos, D, distance='euclidean'):
+    "Distortion of `protos` to the costs `D` under `distance`, at the optimal scale (eq. 5)"
     a = _ratios(protos, D, distance)
     return _mean((_best_scale(a)*a - 1).abs())
 
-# %% ../nbs/01_distortion.ipynb #42ab70cd
+# %% ../nbs/01_distortion.ipynb #f51c7872
 def _smooth_scale(a):
     if not a.numel(): return a.new_ones(())
     top = a.detach().amax().clamp_min(torch.finfo(a.dtype).tiny)
@@ -145,17 +137,13 @@ def _smooth_scale(a):
     q = b.square().sum()
     return torch.where(q > 0, b.sum()/q.where(q > 0, 1)/top, 1.)
 
-def smooth_scale(
-    protos, # (K, m), or one row per node
-    D, # a Hierarchy or (K, K) costs
-    distance='euclidean' # name or function
-):
-    "Factor for the distances of `protos` that minimises eq. 6 (eq. 13)"
+def smooth_scale(protos, D, distance='euclidean'):
+    "Factor that minimises eq. 6 for `protos`, `D` and `distance` (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))
 
-# %% ../nbs/01_distortion.ipynb #43cc2074
+# %% ../nbs/01_distortion.ipynb #e448b47b
 def disto_and_scale(protos, D, distance='euclidean', scale=None):
-    "`disto_loss` and the optimal scale (eq. 13) from one pass"
+    "`disto_loss` of `protos`, `D`, `distance` and `scale`, and the optimal scale (eq. 13), from one pass"
     a = _ratios(protos, D, distance, check=False)
     s = _smooth_scale(a)
     return _mean(((s if scale is None else scale)*a - 1).square()), s
@@ -169,14 +157,14 @@ def disto_loss(
     "Smooth distortion of `protos` to the costs `D` (eq. 6)"
     return disto_and_scale(protos, D, distance, scale)[0]
 
-# %% ../nbs/01_distortion.ipynb #804b54ad
+# %% ../nbs/01_distortion.ipynb #81dca1b2
 def _distinct(K, n, k, device=None, generator=None):
     "`k` index vectors of length `n`, uniform over tuples of `k` different numbers below `K` (`k` at most 3)"
     steps = [torch.randint(K-i, (n,), device=device, generator=generator) for i in range(k)]
     if k == 3: steps[2] = steps[2] + (steps[2] >= steps[1])
     return [steps[0]] + [(steps[0] + 1 + s) % K for s in steps[1:]]
 
-# %% ../nbs/01_distortion.ipynb #7bb59db0
+# %% ../nbs/01_distortion.ipynb #1a7cd56c
 def _triplets(D, n, ties, generator=None):
     "Triplets of classes, drawn or (`n=None`) all, and which of them to use"
     if n is None:
@@ -186,7 +174,7 @@ def _triplets(D, n, ties, generator=None):
     use = torch.ones_like(k, dtype=torch.bool) if ties == 'paper' else D[k,l] != D[k,m]
     return k, l, m, use if n is None else use & (use.cumsum(0) <= n)
 
-# %% ../nbs/01_distortion.ipynb #5e0812e3
+# %% ../nbs/01_distortion.ipynb #e4f316d9
 def rank_loss(
     protos, # (K, m), or one row per node
     D, # a Hierarchy or (K, K) costs; a tensor is not checked
@@ -207,7 +195,7 @@ def rank_loss(
     loss = F.binary_cross_entropy_with_logits(x, (D[k,l] > D[k,m]).to(x.dtype), reduction='none')
     return (loss*use).sum()/use.sum().clamp_min(1)
 
-# %% ../nbs/01_distortion.ipynb #a0bf30f0
+# %% ../nbs/01_distortion.ipynb #b37f7a1e
 class RunningScale(nn.Module):
     "The scale of eq. 13 from running means of the ratios and of their squares"
     def __init__(self,
@@ -226,7 +214,7 @@ class RunningScale(nn.Module):
         self.means.lerp_(torch.stack([a.mean(), a.square().mean()]).to(self.means), 1-self.beta)
         self.seen += 1
 
-# %% ../nbs/01_distortion.ipynb #c29f7e1c
+# %% ../nbs/01_distortion.ipynb #f44e4cc5
 def _pair_ratios(protos, D, n, distance, generator, classes=None):
     "Distances over costs for `n` random pairs of `protos`"
     K = len(protos)
@@ -237,7 +225,7 @@ def _pair_ratios(protos, D, n, distance, generator, classes=None):
     d = _paired(protos[i], protos[j], distance)
     return d/(D.pair_costs(k, l) if hasattr(D, 'pair_costs') else torch.as_tensor(D)[k,l]).to(d)
 
-# %% ../nbs/01_distortion.ipynb #1cadfafe
+# %% ../nbs/01_distortion.ipynb #b84760a0
 def sampled_disto_loss(
     protos, # (K, m), or one row per node
     D, # a Hierarchy (its matrix is never built) or (K, K) costs
@@ -257,7 +245,7 @@ def sampled_disto_loss(
     if running: scale.update(a.detach())
     return _mean((s*a - 1).square())
 
-# %% ../nbs/01_distortion.ipynb #2ed4e12b
+# %% ../nbs/01_distortion.ipynb #24ed427f
 def _classical(D, m):
     "Classical scaling of the costs `D` into `m` dimensions"
     S = ((D + D.t())/2).square()
@@ -266,8 +254,8 @@ def _classical(D, m):
     x = v[:,-m:]*e[-m:].clamp_min(0).sqrt()
     return F.pad(x, (0, m-x.shape[1])).contiguous()
 
-# %% ../nbs/01_distortion.ipynb #26bbe3ea
-def _descend(x, loss, n_steps, tol, progress):
+# %% ../nbs/01_distortion.ipynb #21eeb2cb
+def _descend(x, loss, progress, n_steps=100, tol=1e-6):
     "Minimise `loss` of `x` by L-BFGS, ten steps per round, until a round gains less than `tol`"
     kw = dict(max_iter=10, line_search_fn='strong_wolfe', tolerance_change=1e-14)
     opt, last = torch.optim.LBFGS([x.requires_grad_()], **kw), math.inf
@@ -282,7 +270,7 @@ def _descend(x, loss, n_steps, tol, progress):
         last = l
     return loss(x).item(), x.detach()
 
-# %% ../nbs/01_distortion.ipynb #e098a9c0
+# %% ../nbs/01_distortion.ipynb #086c8eb4
 def embed_metric(
     D, # a Hierarchy or (K, K) costs
     m, # dimensions
@@ -290,8 +278,6 @@ def embed_metric(
     scale=1., # minimise eq. 6 at this scale; `None` leaves it free
     hidden=False, # place all nodes of the tree
     n_init=1, # starts: classical scaling, then random ones; the best result is returned
-    n_steps=100, # at most this many rounds of ten L-BFGS steps
-    tol=1e-6, # stop when a round gains less than this
     seed=42, # of the starts
     progress=True # show a progress bar
 ):
@@ -303,5 +289,5 @@ def embed_metric(
         x = torch.randn(len(D), m, generator=g, dtype=torch.double).to(D.device)*D.mean()/m**.5
         return (x if i else _classical(D, m) + .01*x)/(scale or 1.)
     def loss(x): return disto_loss(place(x), D, scale=scale)
-    found = [_descend(start(i), loss, n_steps, tol, progress) for i in range(n_init)]
+    found = [_descend(start(i), loss, progress) for i in range(n_init)]
     return place(min(found, key=lambda o: o[0])[1]).float()

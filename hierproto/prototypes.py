@@ -6,7 +6,7 @@
 __all__ = ['start_protos', 'PrototypeHead', 'LinearHead', 'find_protos', 'split_protos', 'DataLoss', 'focal', 'FocalDataLoss',
            'MeanPool', 'EmbedNorm', 'has_weights', 'arch_func', 'n_features', 'load_body', 'embedder', 'plot_embedding']
 
-# %% ../nbs/02_prototypes.ipynb #80d7ea93
+# %% ../nbs/02_prototypes.ipynb #96c31ccc
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -14,7 +14,7 @@ from fastcore.all import *
 from .hierarchy import *
 from .distortion import *
 
-# %% ../nbs/02_prototypes.ipynb #0a7879bc
+# %% ../nbs/02_prototypes.ipynb #1cb709e7
 _inits = dict(cube=torch.rand, normal=torch.randn)
 
 def start_protos(
@@ -31,7 +31,7 @@ def start_protos(
     if protos.shape != (n, m): raise ValueError(f"init must have the shape {(n, m)}, got {tuple(protos.shape)}")
     return protos
 
-# %% ../nbs/02_prototypes.ipynb #0722cf2f
+# %% ../nbs/02_prototypes.ipynb #41a0e4d8
 def _scores(distance, x, protos, block=8192):
     "Minus the `distance` of vectors or feature maps `x` to `protos`"
     if x.ndim == 2: return -distance(x, protos)
@@ -41,7 +41,7 @@ def _scores(distance, x, protos, block=8192):
     blocks = flat.split(block) if x.is_cpu and not torch.compiler.is_compiling() else [flat]
     return -torch.cat([distance(o, protos) for o in blocks]).view(*z.shape[:-1], -1).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #7f7aa20b
+# %% ../nbs/02_prototypes.ipynb #20da7980
 def _n_classes(h): return h if isinstance(h, int) else len(h)
 
 class PrototypeHead(nn.Module):
@@ -67,7 +67,7 @@ class PrototypeHead(nn.Module):
     def forward(self, x): return _scores(self.distance, x, self.protos[:self.n_classes])
     def extra_repr(self): return f"m={self.m}, n_protos={len(self.protos)}, n_classes={self.n_classes}"
 
-# %% ../nbs/02_prototypes.ipynb #798d7719
+# %% ../nbs/02_prototypes.ipynb #f1ac1b2d
 class LinearHead(nn.Linear):
     "Scores that are a linear map of embeddings `(B, m)` or `(B, m, H, W)`: the cross-entropy baseline"
     def __init__(self,
@@ -79,7 +79,7 @@ class LinearHead(nn.Linear):
 
     def forward(self, x): return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
-# %% ../nbs/02_prototypes.ipynb #7a439571
+# %% ../nbs/02_prototypes.ipynb #d58f1c1b
 def find_protos(
     model # any module
 ):
@@ -89,7 +89,7 @@ def find_protos(
     raise ValueError(f"the model must have one module with `protos`, got {len(found)}: "
                      "end it in one `PrototypeHead`, or pass the module")
 
-# %% ../nbs/02_prototypes.ipynb #07340531
+# %% ../nbs/02_prototypes.ipynb #a092affc
 def split_protos(
     model # any module with prototypes
 ):
@@ -97,7 +97,7 @@ def split_protos(
     protos = find_protos(model).protos
     return L([[p for p in model.parameters() if p is not protos], [protos] if isinstance(protos, nn.Parameter) else []])
 
-# %% ../nbs/02_prototypes.ipynb #9ad3941f
+# %% ../nbs/02_prototypes.ipynb #ee941b92
 class DataLoss(nn.Module):
     "Eq. 3: cross-entropy of scores `(B, K[, H, W])`, with class weights and ignored labels"
     y_int = True # fastai's MixUp mixes losses, not targets
@@ -115,7 +115,7 @@ class DataLoss(nn.Module):
     def activation(self, scores): return scores.softmax(1)
     def decodes(self, scores): return scores.argmax(1)
 
-# %% ../nbs/02_prototypes.ipynb #a41139b6
+# %% ../nbs/02_prototypes.ipynb #07474351
 @patch
 def check_labels(self:DataLoss, targets, K):
     "Raise an error that names a label in `targets` that is not one of `K` classes"
@@ -145,7 +145,7 @@ def reduce(self:DataLoss, loss, targets, counts):
     if self.reduction == 'none': return loss
     return loss.sum()/w.sum().clamp_min(torch.finfo(w.dtype).tiny) if self.reduction == 'mean' else loss.sum()
 
-# %% ../nbs/02_prototypes.ipynb #06479c1b
+# %% ../nbs/02_prototypes.ipynb #c039f2f9
 def focal(
     logp, # logarithms of probabilities
     gamma=0. # exponent of the factor `1-p`
@@ -165,19 +165,19 @@ class FocalDataLoss(DataLoss):
         self.gamma = gamma
     def per_item(self, scores, targets): return focal(-super().per_item(scores, targets), self.gamma)
 
-# %% ../nbs/02_prototypes.ipynb #ca661d9e
+# %% ../nbs/02_prototypes.ipynb #4e34939e
 from inspect import signature
 from pathlib import Path
 import numpy as np, torchvision, matplotlib.pyplot as plt
 from torch import tensor
 from fastai.vision.learner import TimmBody, create_body, model_meta
 
-# %% ../nbs/02_prototypes.ipynb #a7814fe4
+# %% ../nbs/02_prototypes.ipynb #7ad2ea8f
 class MeanPool(nn.Module):
     "Mean over all positions of `(B, C, ...)`; vectors `(B, C)` pass"
     def forward(self, x): return x.flatten(2).mean(-1) if x.ndim>2 else x
 
-# %% ../nbs/02_prototypes.ipynb #cc0a407d
+# %% ../nbs/02_prototypes.ipynb #f9d31ff5
 class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     "Batch normalisation of embeddings `(B, m)` or `(B, m, H, W)` without learnt factors"
     def __init__(self,
@@ -185,7 +185,7 @@ class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     ): super().__init__(m, affine=False)
     def _check_input_dim(self, x): pass
 
-# %% ../nbs/02_prototypes.ipynb #014b57f3
+# %% ../nbs/02_prototypes.ipynb #4d545248
 def _weights_arg(arch): return first(o for o in ('weights','pretrained') if o in signature(arch).parameters)
 
 def has_weights(
@@ -194,7 +194,7 @@ def has_weights(
     "Does `arch` come with published weights?"
     return isinstance(arch, str) or (not isinstance(arch, nn.Module) and _weights_arg(arch) is not None)
 
-# %% ../nbs/02_prototypes.ipynb #1b1e6d61
+# %% ../nbs/02_prototypes.ipynb #b64627f6
 def _function_body(arch, n_in, pretrained, cut):
     arg,name = _weights_arg(arch),getattr(arch, '__name__', arch)
     if pretrained and arg is None: raise ValueError(f"{name} has no published weights: use `pretrained=False`, or a file of an `embedder`")
@@ -202,20 +202,20 @@ def _function_body(arch, n_in, pretrained, cut):
     try: return create_body(arch(**kw), n_in, pretrained, ifnone(cut, model_meta.get(arch, {}).get('cut')))
     except StopIteration: raise ValueError(f"Where the features of {name} end is not known: give `cut`") from None
 
-# %% ../nbs/02_prototypes.ipynb #25c8ade5
+# %% ../nbs/02_prototypes.ipynb #01707cba
 def _timm_body(name, n_in, pretrained):
     try: import timm
     except ImportError: raise ImportError(f"torchvision has no model {name!r}; to look in timm, `pip install timm`") from None
     return TimmBody(timm.create_model(name.removeprefix('timm/'), pretrained=pretrained, num_classes=0, in_chans=n_in))
 
-# %% ../nbs/02_prototypes.ipynb #2bd93e15
+# %% ../nbs/02_prototypes.ipynb #6a1e4964
 def arch_func(
     arch # a function, a module, or a name
 ):
     "The torchvision function called `arch`, if there is one; else `arch` itself"
     return torchvision.models.get_model_builder(arch) if isinstance(arch, str) and arch in torchvision.models.list_models() else arch
 
-# %% ../nbs/02_prototypes.ipynb #d9c567cb
+# %% ../nbs/02_prototypes.ipynb #9d544d59
 def n_features(
     body, # any module
     n_in=3, # channels of a blank image
@@ -230,7 +230,7 @@ def n_features(
     except RuntimeError as e: raise ValueError(f"The number of features is not known, for the body fails on {[tuple(o.shape) for o in x]}: give `nf`") from e
     finally: body.train(was)
 
-# %% ../nbs/02_prototypes.ipynb #a3dfb560
+# %% ../nbs/02_prototypes.ipynb #33a54db4
 def load_body(
     body, # an `embedder`
     weights # file or state dict of an `embedder` of the same architecture
@@ -240,7 +240,7 @@ def load_body(
     body[0].load_state_dict({k.removeprefix('0.'):v for k,v in weights.items() if k.startswith('0.')})
     return body
 
-# %% ../nbs/02_prototypes.ipynb #ad0e502d
+# %% ../nbs/02_prototypes.ipynb #8df1e1bf
 def _fetch(f, name):
     try: return f()
     except OSError as e:
@@ -249,7 +249,7 @@ def _fetch(f, name):
             f"`pretrained=<file>` takes the body of a model of yours, saved by `torch.save(learn.model[0].state_dict(), file)`; or download "
             f"the file elsewhere and put it into {where} (torchvision) or the Hugging Face cache (timm)") from e
 
-# %% ../nbs/02_prototypes.ipynb #8b4df673
+# %% ../nbs/02_prototypes.ipynb #5f0d10a0
 def embedder(
     arch, # function or name in torchvision or timm, or any module
     m=64, # dimension of the embedding
@@ -273,7 +273,7 @@ def embedder(
     res.arch = arch if isinstance(arch, str) else getattr(arch, '__name__', None) # so that a saved model can say what it is
     return load_body(res, pretrained) if pretrained and not public else res
 
-# %% ../nbs/02_prototypes.ipynb #5444dd33
+# %% ../nbs/02_prototypes.ipynb #294808fe
 def _cells(ax, head, colors, n=200):
     "Colour the background of `ax` by the class that `head` would answer"
     (x0,x1),(y0,y1) = ax.get_xlim(),ax.get_ylim()
@@ -281,14 +281,14 @@ def _cells(ax, head, colors, n=200):
     with torch.no_grad(): near = head(grid.to(head.protos)).argmax(1).view(n, n).cpu()
     ax.imshow(colors[near], extent=(x0,x1,y0,y1), origin='lower', alpha=.15, aspect='equal', interpolation='nearest')
 
-# %% ../nbs/02_prototypes.ipynb #f2cfe576
+# %% ../nbs/02_prototypes.ipynb #f32c7116
 def _square(ax, points):
     "Limits of `ax` around `points` with one unit for both axes, so that distances can be compared by eye"
     lo,hi = points.amin(0),points.amax(0)
     (x,y),r = (lo+hi)/2,.55*(hi-lo).max()
     ax.set(xlim=(x-r,x+r), ylim=(y-r,y+r), aspect='equal')
 
-# %% ../nbs/02_prototypes.ipynb #e46f7631
+# %% ../nbs/02_prototypes.ipynb #8583627e
 def plot_embedding(
     z, # embeddings (N, 2)
     y, # their classes (N,)
