@@ -45,7 +45,7 @@ ODD = ['a, b', '"quoted"', "it's", 'two\nlines', 'tab\there', ' padded ', 'a  b'
        '\U0001f408', '\u732b', '', ' ', '\n', '\u00a0', 'nan', 'None', 'null', 'title', 'predicted', 'weight:level1', 'level1', 'node', 'parent', 'format', '/', 'a/b', 'b/c', '..', '=1+1', '0', '-1', '1e5', 'True',
        '<b>x</b>', 'a|b', '$x$', '\\', '%s', '{}', '\x00', 'bell\x07', '\x85', '\u2028', '\ud800', '\u212b', '\u00c5', 'x'*300, 'x'*140_000, 'format', 'tree', '#x', ';', "a';--", '\r\n', 'cat', 'Cat', 'CAT', 'dog']
 def name(rng): return rng.choice(ODD) if rng.random() < .35 else ''.join(rng.choice('abcde') for _ in range(rng.randint(1, 3)))
-def tidy(s): return unicodedata.normalize('NFC', ' '.join(str(s).split()))
+def tidy(s): return unicodedata.normalize('NFC', ' '.join(''.join(c for c in str(s) if unicodedata.category(c) != 'Cf').split()))
 
 def odd_paths(rng):
     pool = [name(rng) for _ in range(rng.randint(1, 6))]

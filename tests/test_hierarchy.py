@@ -1,8 +1,10 @@
 "What a notebook cannot hold about hierarchies: files broken at random, odd names, another process"
-import io, json, subprocess, sys
-import pytest
+import io, json, os, subprocess, sys, time, tracemalloc, warnings
+from pathlib import Path
+import pandas as pd, pytest, torch
 from hypothesis import given, settings, strategies as st
-from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
+from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError, align_costs, as_costs, named_costs
+from hierproto.readers import read_hierarchy, wordnet_senses
 
 quick = settings(max_examples=60, derandomize=True, database=None, deadline=None)
 h = Hierarchy.from_paths([('animal', 'mammal', 'cat'), ('animal', 'fish', 'trout'), ('plant', 'oak'), ('animal', 'mammal', 'dog'), ('stone',)],
@@ -65,7 +67,7 @@ def test_the_line_is_right(row, at):
     head, *rows = h.to_csv().splitlines()
     twice = rows[:at] + [rows[row]] + rows[at:]
     first, second = [i+2 for i, r in enumerate(twice) if r == rows[row]]
-    with pytest.raises(HierarchyError, match=rf'line {second}: the class .* stands twice \(first: the file, line {first}\)'):
+    with pytest.raises(HierarchyError, match=rf'line {second}: the class .* is listed twice \(first: the file, line {first}\)'):
         Hierarchy.from_csv(io.StringIO('\n'.join([head, *twice])))
 
 
@@ -94,3 +96,170 @@ def test_another_process(tmp_path):
 def test_trees_travel_with_the_package():
     assert {n: Hierarchy.named(n).fingerprint for n in ('mnist_visual', 'cifar100', 'nyudv2', 'inat19', 'french_crops')} == dict(
         mnist_visual='bf3b8bf2122d', cifar100='9d1be4e13668', nyudv2='80d28cab8f5f', inat19='42d7fbbc0aa6', french_crops='63a1cfe7df73')
+
+
+# --- what is meant, or a remedy ---
+frame = pd.DataFrame([['animal', 'dog'], ['animal', 'cat'], ['stone', None]], columns=['group', 'class'])
+meant = [('animal', 'dog'), ('animal', 'cat'), ('stone',)]
+
+def test_arrays_and_frames_become_the_tree_that_is_meant():
+    for t in (Hierarchy.from_paths(frame.values), Hierarchy(frame.values), Hierarchy.from_frame(frame),
+              Hierarchy.from_paths(['animal/dog', 'animal/cat', 'stone'], sep='/')):
+        assert t.nodes[:3] == meant
+    assert Hierarchy(['dog', 'cat']).nodes[:2] == [('dog',), ('cat',)]
+
+
+@pytest.mark.parametrize('wrong, remedy', [
+    (frame, 'from_frame'), ({'animal': ['dog']}, 'from_nested'), (['animal/dog', 'animal/cat'], "sep='/'"),
+    ({'dog', 'cat'}, 'a list of paths'), ('dog', 'a list of paths'), ([[['animal', 'dog']]], 'text or a number'), (7, 'a list of paths')])
+def test_garbage_is_refused_with_the_remedy(wrong, remedy):
+    for make in (Hierarchy, Hierarchy.from_paths):
+        with pytest.raises(HierarchyError) as e: make(wrong)
+        assert remedy in str(e.value)
+
+
+def test_named_trees_cannot_be_changed_for_everyone():
+    t = Hierarchy.named('mnist_visual')
+    t.leaves[0] = 'zero'
+    t.nodes[0] = ('zero',)
+    t.parent[0] = 0
+    again = Hierarchy.named('mnist_visual')
+    assert again.leaves[0] == '0' and again.nodes[0][-1] == '0' and again.parent[0] != 0
+
+
+def test_a_class_in_two_groups_names_both_lines():
+    t = Hierarchy.from_csv(io.StringIO('group,class\npet,cat\npet,cow\nwild,cat\n'))
+    with pytest.raises(HierarchyError) as e: t.align(['cat', 'cow'])
+    assert "'pet/cat' (the file, line 2)" in str(e.value) and "'wild/cat' (the file, line 4)" in str(e.value)
+
+
+INVISIBLE = ['\u200b', '\u200c', '\u200d', '\u2060', '\ufeff', '\u00ad', '\u200e', '\u202e']
+
+@pytest.mark.parametrize('c', INVISIBLE)
+def test_invisible_characters_make_no_twins(c):
+    t = Hierarchy.from_csv(io.StringIO(f'group,class\npet,cat\np{c}et,dog\nplant,oak\n'))
+    assert t.widths == [2, 3] and t.nodes[1] == ('pet', 'dog')
+    assert t.align([f'o{c}ak', f'{c}cat', 'dog']).leaves == ['oak', 'cat', 'dog']
+    with pytest.raises(HierarchyError, match='twice'): Hierarchy.from_paths(['cat', f'c{c}at'])
+
+
+@pytest.mark.parametrize('tiny', [1e-44, 1e-38, 1e-31])
+def test_costs_too_small_for_single_precision(tiny):
+    D = torch.full((3, 3), tiny, dtype=torch.float64).fill_diagonal_(0)
+    for make in (CostMatrix, as_costs):
+        with pytest.raises(HierarchyError, match='1e-30'): make(D)
+    assert CostMatrix(D/tiny).D.max() == 1
+
+
+# --- scale ---
+def seconds(f):
+    "Seconds of the processor that `f` takes, whatever else the machine does"
+    start = time.process_time()
+    f()
+    return time.process_time() - start
+
+
+def peak(f):
+    "Megabytes that `f` allocates"
+    tracemalloc.start()
+    f()
+    mb = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    return mb
+
+
+deep = {f'n{i}': f'n{i-1}' for i in range(1, 10_000)} | {'other': 'n0'}
+
+def test_a_chain_of_depth_10_000():
+    t = Hierarchy.from_parents(deep)
+    assert t.depth == 9999 and t.pair_costs(0, 1) == 10_000 == t.costs()[0, 1]
+    assert seconds(lambda: Hierarchy.from_parents(deep).costs()) < 10
+    assert seconds(lambda: Hierarchy.from_paths([tuple(f'n{i}' for i in range(10_000))]).fingerprint) < 10
+    assert peak(lambda: Hierarchy.from_parents(deep).costs()) < 100
+
+
+def test_a_deep_comb():
+    "A class at every level of a chain"
+    up = {f'n{i}': f'n{i-1}' for i in range(1, 5000)} | {f'leaf {i}': f'n{i}' for i in range(5000)}
+    t = Hierarchy.from_parents(up)
+    assert t.depth == 5000 and t.pair_costs(0, 4999) == 1 + 5000
+    assert seconds(lambda: Hierarchy.from_parents(up)) < 5
+    assert seconds(lambda: Hierarchy.from_paths([('a',)*k + ('b',) for k in range(5000)])) < 5
+
+
+def test_a_matrix_too_large_names_what_to_use():
+    t = Hierarchy.from_paths([(f'{k%100}', f'{k}') for k in range(100_000)])
+    start = time.perf_counter()
+    with pytest.raises(HierarchyError, match='40 GB.*pair_costs.*sampled'): t.costs()
+    assert time.perf_counter() - start < 1
+    assert t.pair_costs([0, 0], [100, 1]).tolist() == [2, 4]
+
+
+def test_ten_thousand_classes():
+    t = Hierarchy.from_paths([(f'{k%7}', f'{k%91}', f'{k%1001}', f'{k}') for k in range(10_000)])
+    assert seconds(t.costs) < 20
+
+
+# --- WordNet ---
+class Synset:
+    "Answers as nltk does, in any order"
+    def __init__(self, name, *above): self._name, self.above = name, {*above}
+    def name(self): return self._name
+    def definition(self): return f'what {self._name} means'
+    def hypernyms(self): return [*self.above]
+    def instance_hypernyms(self): return []
+
+class WordNet:
+    def __init__(self):
+        self.all = {}
+        for line in ('entity', 'animal entity', 'pet animal', 'canine animal', 'wolfish canine', 'dog pet wolfish', 'wolf wolfish', 'goldfish pet', 'machine entity',
+                     'crane.n.04 machine', 'crane.n.05 animal'):
+            n, *up = line.split()
+            self.all[n] = Synset(n, *(self.all[u] for u in up))
+    def synsets(self, name, pos): return [s for n, s in self.all.items() if n.split('.')[0] == name]
+    def synset(self, name): return self.all[name]
+
+
+def test_wordnet_does_not_depend_on_the_order_of_hypernyms():
+    code = ("import sys; sys.path.insert(0, 'tests'); from test_hierarchy import *; "
+            "print(Hierarchy.from_wordnet(['dog', 'wolf', 'goldfish'], wn=WordNet()).nodes[:3])")
+    runs = [subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'PYTHONHASHSEED': str(s)}) for s in range(4)]
+    assert {r.stdout for r in runs} == {"[('wolfish', 'dog'), ('wolfish', 'wolf'), ('goldfish',)]\n"}, runs[0].stderr[-300:]
+
+
+def test_ambiguous_words_are_reported():
+    with pytest.warns(UserWarning, match="'crane' \\(2 senses\\).*senses="): t = Hierarchy.from_wordnet(['dog', 'crane'], wn=WordNet(), collapse=False)
+    assert t.nodes[1] == ('entity', 'machine', 'crane')
+    found = wordnet_senses(['crane'], wn=WordNet())
+    assert found.sense.tolist() == ['crane.n.04', 'crane.n.05'] and found.definition[1] == 'what crane.n.05 means'
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        t = Hierarchy.from_wordnet(['dog', 'crane'], senses={'crane': 'crane.n.05'}, wn=WordNet(), collapse=False)
+    assert t.nodes[1] == ('entity', 'animal', 'crane')
+
+
+# --- one reader ---
+def test_read_hierarchy(tmp_path):
+    c = CostMatrix([[0, 2], [1, 0]], ['healthy', 'ill'], warn=False)
+    for o, want in [(h.to_csv(tmp_path/'tree.csv'), h), (h.to_json(tmp_path/'tree.json'), h), (c.to_csv(tmp_path/'c.csv'), c), (c.to_json(tmp_path/'c.json'), c),
+                    ('mnist_visual', Hierarchy.named('mnist_visual')), (h, h), (c, c), ('digits_chain', named_costs('digits_chain'))]:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            assert read_hierarchy(o).fingerprint == want.fingerprint
+            if isinstance(o, (str, Path)): assert read_hierarchy(str(o)).fingerprint == want.fingerprint
+    (tmp_path/'parents.csv').write_text(parents)
+    assert read_hierarchy(tmp_path/'parents.csv') == Hierarchy.from_parents(tmp_path/'parents.csv')
+    for wrong, why in [(tmp_path/'no.csv', 'no.csv'), ('oak', "no hierarchy is called 'oak'"), (tmp_path, '.csv or .json'), ('a\0b.csv', 'null'), (3, 'int')]:
+        with pytest.raises(HierarchyError) as e: read_hierarchy(wrong)
+        assert why in str(e.value)
+
+
+def test_align_costs_reads_files_and_vocabularies(tmp_path):
+    vocab = ['cat', 'dog', 'oak', 'stone', 'trout']
+    f = h.to_csv(tmp_path/'classes.csv')
+    class Loaders: pass
+    dls = Loaders()
+    dls.vocab = vocab
+    for v in (vocab, dls, [['the', 'a'], vocab]): assert align_costs(str(f), v).leaves == vocab
+    assert align_costs(h, None) is h and align_costs(h, ['dog', 'oak'], subset=True).leaves == ['dog', 'oak']
+    with pytest.raises(HierarchyError, match='costs of 3 classes for data with 5'): align_costs(torch.ones(3, 3), vocab)
