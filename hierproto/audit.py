@@ -7,7 +7,7 @@ __all__ = ['PredictionsError', 'Predictions', 'class_index', 'read_predictions',
            'plot_fit', 'costly', 'html_report', 'run_program', 'write_text', 'csv_text', 'audit', 'audit_cli']
 
 # %% ../nbs/43_audit.ipynb #36eb76a1
-import base64, csv, difflib, html, io, json, os, re, sys, unicodedata, warnings
+import base64, csv, difflib, html, io, json, os, re, sys, warnings
 from collections import Counter
 from contextlib import contextmanager
 from functools import cached_property
@@ -57,7 +57,7 @@ class Predictions:
         return pairs//n, pairs%n, count
 
 # %% ../nbs/43_audit.ipynb #bafe7db8
-def _name(s): return re.sub(r"^'(?=[=+@-])", '', unicodedata.normalize('NFC', ' '.join(str(s).split())))
+def _name(s): return re.sub(r"^'(?=[=+@-])", '', tidy_name(str(s)))
 def _cell(s): return f"'{s}" if isinstance(s, str) and re.match('[=+@-]', s) else s
 
 def class_index(
@@ -150,7 +150,7 @@ def _columns(head, index, f):
     of = {index[_name(c)]: c for c in head if _name(c) in index and c not in _text}
     lacking = {k: n for n,k in index.items() if k not in of}
     if lacking and (of or 'prediction' not in head):
-        hint = '; a model of hierproto_fit --subset has its classes in hierarchy.json' if of else ", and no column called 'prediction'"
+        hint = '; after hierproto_fit --subset, classes are in hierarchy.json' if of else ", and no column called 'prediction'"
         raise PredictionsError(f'{f}: there is no column of probabilities for {_some(lacking.values())}{hint}')
     return None if lacking else [of[k] for k in range(len(of))]
 
@@ -159,7 +159,8 @@ def _probs(df, cols, f, scores=False):
     P = df[cols].apply(pd.to_numeric, errors='coerce').to_numpy(dtype=float)
     def refuse(bad, what):
         for i,k in np.argwhere(bad)[:1]:
-            raise PredictionsError(f'{f}, row {i+1}: {what.format(df[cols[k]].iloc[i], P[i].sum())} (column {cols[k]!r})')
+            what = what.format(df[cols[k]].iloc[i], P[i].sum())
+            raise PredictionsError(f'{f}, row {i+1}: {what} (column {cols[k]!r})')
     refuse(~np.isfinite(P), '{0!r} is not a number')
     if scores: return torch.tensor(P).softmax(1)
     refuse(P<0, '{0} is not a probability; if these are scores, say --scores')
@@ -205,7 +206,7 @@ def measures(
 def audit_table(
     runs # name -> `Predictions`
 ):
-    "A table of `measures`, a line per run of `runs`, and one for decisions by conditional risk if there are probabilities"
+    "A table of `measures`, a line for each of `runs` and, given probabilities, one for decisions by conditional risk"
     rows = {n: measures(p) for n,p in runs.items()}
     rows |= {f'{n}, least expected cost': measures(p.careful) for n,p in runs.items() if p.probs is not None}
     return pd.DataFrame(rows).T
@@ -234,9 +235,10 @@ def _verdict(share, true, s, mistakes):
     if mistakes<20: return f'Too few mistakes ({mistakes}) to judge whether the hierarchy fits.'
     if np.ptp(s)<1e-9: return 'All mistakes cost the same in any order of the leaves: nothing to judge.'
     costs = f'they cost {true:.2f}, and {s.mean():.2f} on average if leaves are shuffled'
-    if share<=.05: return f'The mistakes follow the hierarchy: {costs}; {100*share:.1f}% of shuffled hierarchies cost as little.'
-    return (f'CAUTION, the mistakes do not follow the hierarchy: {costs}; {100*share:.0f}% cost as little. '
-            'Either the model confuses classes for reasons other than likeness, or names are in the wrong places of the hierarchy: check it.')
+    costs += f'; {100*share:.1f}% of shuffled hierarchies cost as little.'
+    if share<=.05: return f'The mistakes follow the hierarchy: {costs}'
+    return (f'CAUTION, the mistakes do not follow the hierarchy: {costs} Either the model confuses classes for other '
+            'reasons than likeness, or names are in the wrong places of the hierarchy: check it.')
 
 # %% ../nbs/43_audit.ipynb #36e70743
 def plot_fit(
@@ -361,15 +363,16 @@ def _costly_html(t):
 
 def _gain(p, t):
     "A paragraph on what decisions by conditional risk would save"
-    if p.probs is None: return _note('With a column of probabilities per class, this page also shows what another rule would save.')
+    if p.probs is None: return _note('With a column of probabilities per class, this page shows what another rule saves.')
     own,other = t.AHC.iloc[0],t.AHC[f'{t.index[0]}, least expected cost']
     ece = 100*calibration_error(p.probs, p.targets, probs=True).item()
-    what = f'lower the cost from {own:.3f} to {other:.3f}, by {100*(own-other)/own:.1f}%' if own-other>1e-9 else 'save nothing'
+    less = f'lower the cost from {own:.3f} to {other:.3f}, by {100*(own-other)/max(own, 1e-9):.1f}%'
+    what = less if own-other>1e-9 else 'save nothing'
     return (f'<h2>What another rule would gain</h2><p>Answering with the class of least expected cost would {what}. '
             f'This relies on the probabilities, whose calibration error is {ece:.1f} points.</p>')
 
 # %% ../nbs/43_audit.ipynb #e3456c19
-_legend = 'AHC: average cost of an answer, 0 if right; severity: average cost of a mistake, or of an answer that is a group.'
+_legend = 'AHC: average cost of an answer, 0 if right; severity: average cost of a mistake; groups count as mistakes.'
 
 def html_report(
     runs, # name -> `Predictions`; the page is about the first, the table compares all
@@ -428,7 +431,7 @@ def csv_text(
 
 def audit(
     predictions:str, # CSV with `target` and `prediction`, or a probability per class; or .json(l) of hierproto_predict
-    classes:str, # .csv or .json file of the tree or of costs, or a tree of the library; after --subset the model's hierarchy.json
+    classes:str, # .csv or .json file of the tree or costs, or a tree of the library; after --subset, hierarchy.json
     out:str='audit', # folder for report.html, table.csv and mistakes.csv
     scores:bool=False, # the columns are scores (logits), not probabilities
     shuffles:int=1000, # number of shuffled hierarchies to compare with; 0 for none
@@ -440,7 +443,7 @@ def audit(
     p,out = read_predictions(predictions, read_classes(classes), scores),Path(out)
     runs = {'as given': p}
     t,fit = audit_table(runs),shuffles>0 and tree_fit(p, shuffles, seed)
-    text = [f'{len(p):,} samples of {len(p.h)} classes\n', t.to_string(float_format=_number), '', *([fit.says] if fit else [])]
+    text = [f'{len(p):,} samples of {len(p.h)} classes\n', t.to_string(float_format=_number), '', fit.says if fit else '']
     print(_plain('\n'.join(text + [f'Note: {o}' for o in p.notes])))
     write_text(html_report(runs, f'Audit of {Path(predictions).name}', fit), out/'report.html')
     write_text(csv_text(t), out/'table.csv')
