@@ -150,7 +150,7 @@ def _columns(head, index, f):
     of = {index[_name(c)]: c for c in head if _name(c) in index and c not in _text}
     lacking = {k: n for n,k in index.items() if k not in of}
     if lacking and (of or 'prediction' not in head):
-        hint = '; after hierproto_fit --subset, classes are in hierarchy.json' if of else ", and no column called 'prediction'"
+        hint = '; after hierproto_fit --subset, classes are in hierarchy.json' if of else ", and no column 'prediction'"
         raise PredictionsError(f'{f}: there is no column of probabilities for {_some(lacking.values())}{hint}')
     return None if lacking else [of[k] for k in range(len(of))]
 
@@ -363,7 +363,7 @@ def _costly_html(t):
 
 def _gain(p, t):
     "A paragraph on what decisions by conditional risk would save"
-    if p.probs is None: return _note('With a column of probabilities per class, this page shows what another rule saves.')
+    if p.probs is None: return _note('With a column of probabilities per class, this page shows what other rules save.')
     own,other = t.AHC.iloc[0],t.AHC[f'{t.index[0]}, least expected cost']
     ece = 100*calibration_error(p.probs, p.targets, probs=True).item()
     less = f'lower the cost from {own:.3f} to {other:.3f}, by {100*(own-other)/max(own, 1e-9):.1f}%'
@@ -443,7 +443,8 @@ def audit(
     p,out = read_predictions(predictions, read_classes(classes), scores),Path(out)
     runs = {'as given': p}
     t,fit = audit_table(runs),shuffles>0 and tree_fit(p, shuffles, seed)
-    text = [f'{len(p):,} samples of {len(p.h)} classes\n', t.to_string(float_format=_number), '', fit.says if fit else '']
+    said = fit.says if fit else ''
+    text = [f'{len(p):,} samples of {len(p.h)} classes\n', t.to_string(float_format=_number), '', said]
     print(_plain('\n'.join(text + [f'Note: {o}' for o in p.notes])))
     write_text(html_report(runs, f'Audit of {Path(predictions).name}', fit), out/'report.html')
     write_text(csv_text(t), out/'table.csv')
