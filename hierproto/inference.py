@@ -121,7 +121,7 @@ _rules = dict(argmax=lambda h: argmax_rule, crm=CRM, back_off=BackOff)
 
 def _rule(rule, h):
     if callable(rule): return rule
-    if rule not in _rules: raise HierarchyError(f'unknown rule {rule!r}; choose from {", ".join(_rules)}, or a function')
+    if rule not in _rules: raise HierarchyError(f'unknown rule {rule!r}; choose from {", ".join(_rules)}')
     return _rules[rule](h)
 
 # %% ../nbs/06_inference.ipynb #e8387472
