@@ -44,4 +44,6 @@ class YOLOHead(nn.Module):
 # %% ../../nbs/14_baselines.yolo.ipynb #c0b9885a
 class LogProbLoss(ScoreLoss):
     "Cross-entropy of scores that are log-probabilities"
-    def terms(self, scores, targets): return focal(scores.gather(1, targets[:,None])[:,0], self.gamma)
+    def terms(self, scores, targets):
+        # `TreeSoftmax` computes class by class, and so should the gradient
+        return focal(scores.t().gather(0, targets[None])[0], self.gamma)
