@@ -23,8 +23,7 @@ class TreeSoftmax(nn.Module):
         self.sums = SubtreeSum(as_tree(h, 'a softmax over siblings'))
 
     def forward(self, z):
-        z = z.to(torch.promote_types(z.dtype, torch.float32))
-        return self.sums.path_sum(self.sums.sibling_log_softmax(z))
+        return self.sums.tree_log_softmax(z.to(torch.promote_types(z.dtype, torch.float32)))
 
 # %% ../../nbs/14_baselines.yolo.ipynb #dcd769e3
 class YOLOHead(nn.Module):
