@@ -30,8 +30,8 @@ class SubtreeSum(nn.Module):
         above = torch.stack([h.ancestors(l)[one] for l in range(h.depth)])
         low = torch.arange(len(parents)).expand_as(above)[above>=K]
         self.n_classes,self.n_groups,self.n_inner = K,len(parents),h.n_nodes-K
-        for name,o in dict(group=group, low=low, high=above[above>=K]-K, parent=h.parent[:-1]-K).items():
-            self.register_buffer(name, o, persistent=False)
+        maps = dict(group=group, inner=parents-K, low=low, high=above[above>=K]-K, parent=h.parent[:-1]-K)
+        for name,o in maps.items(): self.register_buffer(name, o, persistent=False)
 
 # %% ../nbs/07_subtree.ipynb #0e4c2a70
 def _by_row(f, x, n):
@@ -67,27 +67,16 @@ def logsumexp(self:SubtreeSum,
 
 # %% ../nbs/07_subtree.ipynb #a948e562
 @patch
-def _sibling_log_softmax(self:SubtreeSum, z):
-    z = z-_pick(_max(z.detach(), self.parent, self.n_inner), self.parent)
-    return z-_pick(_add(z.exp(), self.parent, self.n_inner).log(), self.parent)
+def _tree_log_softmax(self:SubtreeSum, z):
+    K,n,low,high = self.n_classes,self.n_groups,self.low[self.n_groups:],self.high[self.n_groups:]
+    c = z-_pick(_max(z.detach(), self.parent, self.n_inner), self.parent)
+    log_s = _add(c.exp(), self.parent, self.n_inner).log()
+    above = _add(_pick(c[K:]-_pick(log_s, self.parent[K:]), high), low, n)
+    return c[:K] + _pick(above-_pick(log_s, self.inner), self.group)
 
 @patch
-def sibling_log_softmax(self:SubtreeSum,
+def tree_log_softmax(self:SubtreeSum,
     scores # of all nodes but the root, `(B, n_nodes-1, ...)`
 ):
-    "Log-probability of each node given its parent"
-    return _by_row(self._sibling_log_softmax, scores, len(self.parent))
-
-# %% ../nbs/07_subtree.ipynb #6c76f9b2
-@patch
-def _path_sum(self:SubtreeSum, z):
-    low,high = self.low[self.n_groups:],self.high[self.n_groups:]
-    above = _add(_pick(z[self.n_classes:], high), low, self.n_groups)
-    return z[:self.n_classes] + _pick(above, self.group)
-
-@patch
-def path_sum(self:SubtreeSum,
-    x # values of all nodes but the root, `(B, n_nodes-1, ...)`
-):
-    "Sum of `x` over each class and the nodes above it: `(B, K, ...)`"
-    return _by_row(self._path_sum, x, len(self.parent))
+    "Log-probabilities of the classes `(B, K, ...)`, with a softmax for each group of siblings"
+    return _by_row(self._tree_log_softmax, scores, len(self.parent))

@@ -23,8 +23,7 @@ class TreeSoftmax(nn.Module):
         self.sums = SubtreeSum(as_tree(h, 'a softmax over siblings'))
 
     def forward(self, z):
-        z = z.to(torch.promote_types(z.dtype, torch.float32))
-        return self.sums.path_sum(self.sums.sibling_log_softmax(z))
+        return self.sums.tree_log_softmax(z.to(torch.promote_types(z.dtype, torch.float32)))
 
 # %% ../../nbs/14_baselines.yolo.ipynb #dcd769e3
 class YOLOHead(nn.Module):
@@ -44,4 +43,6 @@ class YOLOHead(nn.Module):
 # %% ../../nbs/14_baselines.yolo.ipynb #c0b9885a
 class LogProbLoss(ScoreLoss):
     "Cross-entropy of scores that are log-probabilities"
-    def terms(self, scores, targets): return focal(scores.gather(1, targets[:,None])[:,0], self.gamma)
+    def terms(self, scores, targets):
+        # `TreeSoftmax` computes class by class, and so should the gradient
+        return focal(scores.t().gather(0, targets[None])[0], self.gamma)
