@@ -6,7 +6,7 @@
 __all__ = ['guides', 'costs_for', 'MetricGuide', 'cpu_distrib', 'ProtoRates', 'ScaleRecorder', 'ProtoWatch', 'NotFinite',
            'SoundCheck', 'PrototypePlot']
 
-# %% ../nbs/04_callbacks.ipynb #a69e23c4
+# %% ../nbs/04_callbacks.ipynb #d117d159
 import math, warnings
 from copy import deepcopy
 from functools import partial
@@ -19,8 +19,9 @@ from fastai.callback.fp16 import MixedPrecision
 from .hierarchy import *
 from .distortion import *
 from .prototypes import *
+from .plots import plot_embedding
 
-# %% ../nbs/04_callbacks.ipynb #13387b36
+# %% ../nbs/04_callbacks.ipynb #f98c095b
 def costs_for(
     D, # a `Hierarchy`, `CostMatrix` or matrix of costs
     n # number of prototypes
@@ -35,22 +36,7 @@ def costs_for(
     warnings.warn("The costs are not symmetric, but distances are: the guide uses their mean, (D + D.T)/2")
     return (C+C.T)/2
 
-# %% ../nbs/04_callbacks.ipynb #14568071
-try: from hierproto.hierarchy import align_costs
-except ImportError: # until `hierproto.hierarchy` has it
-    def align_costs(D, dls):
-        "`D` with its classes in the order of `dls.vocab`, if both have names"
-        vocab = getattr(dls, 'vocab', None)
-        if isinstance(D, pd.DataFrame): D = CostMatrix(D)
-        if isinstance(D, (str,Path)):
-            D = {'.csv':Hierarchy.from_csv, '.json':Hierarchy.from_json}.get(Path(D).suffix, Hierarchy.named)(D)
-        if vocab is None or D is None: return D
-        if len(vocab) and is_listy(vocab[0]): vocab = vocab[-1] # text data has the pair (tokens, classes)
-        if isinstance(D, (Hierarchy,CostMatrix)): return D.align(vocab)
-        if len(D)==len(vocab): return D
-        raise HierarchyError(f"costs of {len(D)} classes for data with {len(vocab)}: {', '.join(map(str, vocab[:5]))}")
-
-# %% ../nbs/04_callbacks.ipynb #21c31d07
+# %% ../nbs/04_callbacks.ipynb #d3a7137f
 class _ProtoCallback(Callback):
     "Finds the prototypes when training starts, and then calls `start`"
     run_valid,head_ = False,None
@@ -60,7 +46,7 @@ class _ProtoCallback(Callback):
         self.found = ifnone(self.head_, find_protos(self.model))
         self.start()
 
-# %% ../nbs/04_callbacks.ipynb #2090911b
+# %% ../nbs/04_callbacks.ipynb #91085ec7
 guides = dict(disto=disto_loss, rank=rank_loss, sampled=sampled_disto_loss)
 
 def _get_guide(guide):
@@ -84,7 +70,7 @@ class MetricGuide(_ProtoCallback):
         self.guide = partial(_get_guide(guide), **kwargs)
         if self.guide.func is sampled_disto_loss: self.guide.keywords.setdefault('scale', RunningScale())
 
-# %% ../nbs/04_callbacks.ipynb #416e6333
+# %% ../nbs/04_callbacks.ipynb #32743efe
 @patch
 def start(self:MetricGuide):
     "Check the head, and prepare the costs"
@@ -98,26 +84,14 @@ def start(self:MetricGuide):
     self.costs = D if sampled and isinstance(D, Hierarchy) else costs_for(D, len(head.protos)).to(head.protos.device)
     self.rows,self.new = [],[]
 
-# %% ../nbs/04_callbacks.ipynb #70f55caa
-try: from hierproto.distortion import disto_and_scale
-except ImportError: # until `hierproto.distortion` has it
-    def disto_and_scale(protos, D, distance='euclidean', scale=None):
-        "Eq. 6 and the optimal scale of eq. 13 from one matrix of distances"
-        def off(A): return A.flatten()[1:].view(len(A)-1, len(A)+1)[:,:-1] # all but the diagonal
-        d = pairwise(protos, distance=distance)
-        a = off(d)/off(D.to(d))
-        b,n = a.detach().sum(),a.detach().square().sum()
-        best = torch.where(n>0, b/n.clamp_min(torch.finfo(n.dtype).tiny), 1.)
-        return ((best if scale is None else scale)*a - 1).square().sum()/max(a.numel(), 1),best
-
-# %% ../nbs/04_callbacks.ipynb #8fd1476b
+# %% ../nbs/04_callbacks.ipynb #9bc910d7
 def _with_scale(guide, protos, costs):
     "The `guide` of `protos`, and the optimal scale if the guide computes it"
     if guide.func is disto_loss: return disto_and_scale(protos, costs, **guide.keywords)
     loss,scale = guide(protos, costs),guide.keywords.get('scale')
     return loss,scale.value if isinstance(scale, RunningScale) else torch.full_like(loss, math.nan)
 
-# %% ../nbs/04_callbacks.ipynb #1b17342d
+# %% ../nbs/04_callbacks.ipynb #549d4449
 @patch
 def after_loss(self:MetricGuide):
     "Add the guide to the loss"
@@ -141,7 +115,7 @@ def log(self:MetricGuide):
     self.after_train()
     return pd.DataFrame(self.rows, columns=['lam','data_loss','guide','scale'])
 
-# %% ../nbs/04_callbacks.ipynb #e844f7c3
+# %% ../nbs/04_callbacks.ipynb #faf1486d
 def _broadcast(self, t, rank):
     t = torch.LongTensor(t).to('cuda' if torch.distributed.get_backend()=='nccl' else 'cpu')
     torch.distributed.broadcast(t, rank)
@@ -152,7 +126,7 @@ def cpu_distrib():
     from fastai.distributed import DistributedDL # needs accelerate, which is optional
     DistributedDL._broadcast = _broadcast
 
-# %% ../nbs/04_callbacks.ipynb #d5b97971
+# %% ../nbs/04_callbacks.ipynb #3a6d8da5
 class ProtoRates(_ProtoCallback):
     "Let prototypes learn `lr` times as fast as the rest, with their own weight decay `wd`"
     order = MixedPrecision.order+2 # after anything that may cancel the step
@@ -170,7 +144,7 @@ class ProtoRates(_ProtoCallback):
     def before_step(self): self.old = self.found.protos.detach().clone()
     def after_cancel_step(self): self.old = None
 
-# %% ../nbs/04_callbacks.ipynb #21c0126a
+# %% ../nbs/04_callbacks.ipynb #2ecca686
 @patch
 def after_step(self:ProtoRates):
     "Move the prototypes `lr` times as far as the optimizer did, and decay them"
@@ -180,7 +154,7 @@ def after_step(self:ProtoRates):
     decay = 1-self.lr_mult*lr*(self.proto_wd or 0)
     with torch.no_grad(): p.copy_(decay*old + self.lr_mult*(p-old))
 
-# %% ../nbs/04_callbacks.ipynb #ae8e3c11
+# %% ../nbs/04_callbacks.ipynb #49607426
 class ScaleRecorder(_ProtoCallback):
     "Record the optimal scale of the prototypes after each batch, and their distortion after each epoch"
     def __init__(self,
@@ -199,7 +173,7 @@ class ScaleRecorder(_ProtoCallback):
         self.ends.append(len(self.scales))
         self.new = []
 
-# %% ../nbs/04_callbacks.ipynb #fac80027
+# %% ../nbs/04_callbacks.ipynb #c786c4e5
 @patch
 def plot(self:ScaleRecorder,
     ax=None # matplotlib axes
@@ -213,7 +187,7 @@ def plot(self:ScaleRecorder,
     ax.legend()
     return ax
 
-# %% ../nbs/04_callbacks.ipynb #ce6ad7ab
+# %% ../nbs/04_callbacks.ipynb #29ec5871
 class ProtoWatch(_ProtoCallback):
     "Warn when prototypes diverge or collapse"
     def __init__(self,
@@ -229,7 +203,7 @@ class ProtoWatch(_ProtoCallback):
         d = F.pdist(protos[::math.ceil(len(protos)/self.n_look)].float())
         return (d.mean().item(),d.min().item()) if len(d) else (0.,math.inf)
 
-# %% ../nbs/04_callbacks.ipynb #f597f27c
+# %% ../nbs/04_callbacks.ipynb #2ee3dcfc
 @patch
 def after_train(self:ProtoWatch):
     "Compare the distances with the initial ones"
@@ -243,7 +217,7 @@ def after_train(self:ProtoWatch):
         "Use less weight decay (`ProtoRates(wd=0)`), a smaller `lam` or a wider `init`")
     if self.said: warnings.warn(self.said)
 
-# %% ../nbs/04_callbacks.ipynb #6f255af5
+# %% ../nbs/04_callbacks.ipynb #e12aeeee
 class NotFinite(ValueError):
     "A loss or a gradient is NaN or infinite"
 
@@ -256,7 +230,7 @@ def _check_targets(y, K, ignore_index=-100):
     raise HierarchyError(f"{len(bad)} of {y.numel()} labels in this batch are not one of the {K} classes 0 to {K-1}: "
                          f"{which}. Correct them, or pass the label of unlabelled samples as `ignore_index`")
 
-# %% ../nbs/04_callbacks.ipynb #05813d87
+# %% ../nbs/04_callbacks.ipynb #c6aa8e18
 def _odd(t): return isinstance(t, Tensor) and t.is_floating_point() and not t.isfinite().all()
 def _tensors(x): return [t for o in x for t in _tensors(o)] if isinstance(x, (tuple,list)) else [x]
 def _odd_weights(model, get=noop):
@@ -279,7 +253,7 @@ def _cause(learn, late):
     if _odd(learn.pred): return "the scores, which overflowed. Lower the learning rate, or train in float32"
     return "the data loss. The scores are finite: check the class weights and the loss function"
 
-# %% ../nbs/04_callbacks.ipynb #14a6c791
+# %% ../nbs/04_callbacks.ipynb #73a7932c
 class SoundCheck(Callback):
     "Stop with an error that names batch and cause if a label is not a class, or a loss or gradient is not finite"
     order = 51 # right after the Recorder
@@ -303,7 +277,7 @@ class SoundCheck(Callback):
         if self.training and not math.isfinite(getattr(self.learn, 'smooth_loss', math.nan)): self._look(late=True)
     def after_train(self): self._look(late=True)
 
-# %% ../nbs/04_callbacks.ipynb #e4b1a2cd
+# %% ../nbs/04_callbacks.ipynb #4e31d63d
 @patch
 def _note(self:SoundCheck, what, x):
     "Note whether `x` is finite; on the CPU, check at once"
@@ -325,7 +299,7 @@ def _look(self:SoundCheck, late=False):
     raise NotFinite(f"Training stopped at batch {batch+1} of {self.n_iter} in epoch {self.epoch+1}: "
                     f"the loss is {self.loss.detach().mean().item():.3g}{cause}. The weights {weights}")
 
-# %% ../nbs/04_callbacks.ipynb #08aeeea6
+# %% ../nbs/04_callbacks.ipynb #c2363c64
 class PrototypePlot(_ProtoCallback):
     "Keep the embeddings of the validation set and the prototypes of each epoch, and plot them"
     run_train,run_valid = False,True
@@ -351,15 +325,13 @@ class PrototypePlot(_ProtoCallback):
         z,y,self.hook = torch.cat(self.zs)[:self.n_keep],torch.cat(self.ys)[:self.n_keep],None
         self.snaps.append((self.epoch, z, y, deepcopy(self.found).cpu()))
 
-# %% ../nbs/04_callbacks.ipynb #ef69666c
+# %% ../nbs/04_callbacks.ipynb #25e337c6
 @patch
 def plot(self:PrototypePlot,
     epochs=None, # which epochs; by default four, evenly spaced
     **kwargs # for `plot_embedding`
 ):
     "Plot the embedding after each of `epochs`"
-    try: from hierproto.plots import plot_embedding
-    except ImportError: from hierproto.prototypes import plot_embedding
     if epochs is None: epochs = np.unique(np.linspace(0, len(self.snaps)-1, 4).astype(int)).tolist()
     fig,axs = plt.subplots(1, len(epochs), figsize=(3.5*len(epochs),3.5), squeeze=False)
     for ax,(e,z,y,head) in zip(axs[0], L(self.snaps)[epochs]):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METHODS', 'Method', 'data_loss', 'get_method', 'add_norm', 'hier_learner', 'proto_learner', 'HierInterpretation']
 
-# %% ../nbs/05_learner.ipynb #85490834
+# %% ../nbs/05_learner.ipynb #cd755d26
 import inspect, warnings
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -21,40 +21,13 @@ from fastai.vision.learner import default_split, model_meta
 from .hierarchy import *
 from .distortion import *
 from .prototypes import *
+from .body import *
 from .metrics import *
 from .callbacks import *
-from .callbacks import align_costs
 from .inference import argmax_rule, CRM
+from .hierarchy import align_costs
 
-# %% ../nbs/05_learner.ipynb #593ca04a
-try: from hierproto.body import *
-except ImportError: # until `hierproto.body` is there, its functions in short
-    import difflib, torchvision
-    _embedder,_arch_func = embedder,arch_func
-
-    def embedder(arch, m=64, pretrained=False, weights=None, **kwargs):
-        return _embedder(arch, m, pretrained=ifnone(weights, pretrained), **kwargs)
-
-    def arch_func(arch):
-        if isinstance(arch, type): raise TypeError(f"{arch.__name__} is a class: pass a module, {arch.__name__}()")
-        arch = _arch_func(arch)
-        if not isinstance(arch, str): return arch
-        from timm import list_models
-        names = torchvision.models.list_models() + list_models()
-        if (name := arch.removeprefix('timm/')).split('.')[0] in names: return arch
-        near = ', '.join(difflib.get_close_matches(name, names))
-        raise ValueError(f"unknown architecture {arch!r}; did you mean {near}?")
-
-    def preprocessing(body):
-        if isinstance(body, str):
-            from timm import get_pretrained_cfg
-            cfg = get_pretrained_cfg(body.removeprefix('timm/')).to_dict()
-        elif isinstance(body, nn.Module): cfg = first(o.pretrained_cfg for o in body.modules() if hasattr(o, 'pretrained_cfg'))
-        elif body.__name__ not in torchvision.models.list_models(): return None
-        else: cfg = vars(torchvision.models.get_model_weights(body).DEFAULT.transforms())
-        return cfg and dict(mean=cfg['mean'], std=cfg['std'])
-
-# %% ../nbs/05_learner.ipynb #fc249c29
+# %% ../nbs/05_learner.ipynb #1b53ceff
 @dataclass
 class Method:
     "A row of the paper's tables: `make(h, m, **params)` returns head, loss and callbacks for the classes of `h`"
@@ -76,7 +49,7 @@ class Method:
         "Its decision rule for the costs `h`"
         return argmax_rule if self.rule is None else self.rule(h)
 
-# %% ../nbs/05_learner.ipynb #2a3a0a60
+# %% ../nbs/05_learner.ipynb #2f2ccde0
 _loss_args = dict(gamma=0., weight=None, ignore_index=-100)
 
 @patch(as_prop=True)
@@ -95,7 +68,7 @@ def __call__(self:Method, h, m, **overrides):
     if self.tree: as_tree(h, f'The method {self.source.split(":")[0]}')
     return self.make(h, m, **{**self.params, **overrides})
 
-# %% ../nbs/05_learner.ipynb #112ada2e
+# %% ../nbs/05_learner.ipynb #7f19245d
 def data_loss(
     gamma=0., # exponent of a focal loss; 0 for cross-entropy
     **kwargs # `weight`, `ignore_index`, `reduction` of `DataLoss`
@@ -107,13 +80,13 @@ def _protos(h, m, guide=None, lam=1., scale=None, hidden=None, distance='euclide
             **kwargs):
     "Prototype head, data loss, and the guide if there is one"
     if hidden is None: hidden = guide is not None and isinstance(h, Hierarchy)
-    n = as_tree(h, 'A head with hidden prototypes').n_nodes if hidden else len(h)
+    if hidden: as_tree(h, 'A head with hidden prototypes')
     if fixed: init = embed_metric(h, m, progress=False)
-    head = PrototypeHead(m, n, n_classes=len(h), distance=distance, init=init, learn=not fixed)
+    head = PrototypeHead(m, h, distance=distance, init=init, learn=not fixed, hidden=hidden)
     scale = {} if scale is None else dict(scale=scale)
     return head,data_loss(**kwargs),[] if guide is None else [MetricGuide(h, guide, lam, **scale)]
 
-# %% ../nbs/05_learner.ipynb #a44dbab2
+# %% ../nbs/05_learner.ipynb #2f0eb6f6
 _scores = r'$x_k = -d(z, \pi_k)$, $\mathcal{L}_\text{data}$'
 _learnt = Method(_protos, _scores, 'Yang et al. 2018', protos=True)
 _gp = _learnt.but(formula=_scores + r' $+ \lambda \mathcal{L}_\text{disto}$', source='the paper', guided=True,
@@ -130,7 +103,7 @@ METHODS = dict(
     gp_disto_leaf = _gp.but(hidden=False),
     gp_disto_crm = _gp.but(rule=CRM, source='Karthik et al. 2021'))
 
-# %% ../nbs/05_learner.ipynb #3cd96cfa
+# %% ../nbs/05_learner.ipynb #dd685808
 def get_method(
     method # name in `METHODS`, or a `Method`
 ):
@@ -140,12 +113,12 @@ def get_method(
     if method not in METHODS: raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     return METHODS[method]
 
-# %% ../nbs/05_learner.ipynb #36ecf600
+# %% ../nbs/05_learner.ipynb #37d1edb7
 def _split(model, split=default_split):
     "Parameter groups of the body according to fastai's `split`; projection and head are the last group"
     return split(nn.Sequential(model[0][0], nn.Sequential(*model[0][1:], model[1])))
 
-# %% ../nbs/05_learner.ipynb #ab2a2086
+# %% ../nbs/05_learner.ipynb #3033dca5
 def add_norm(
     dls, # `DataLoaders`
     prep # dict with `mean` and `std` of each channel, as from `preprocessing`; or None
@@ -160,7 +133,7 @@ def add_norm(
         warnings.warn(f"The data is normalised, but the weights expect mean {prep['mean']} and std {prep['std']}: "
                       "remove `Normalize` from the batch transforms")
 
-# %% ../nbs/05_learner.ipynb #dd69b576
+# %% ../nbs/05_learner.ipynb #1dfb5a49
 def _example(dls):
     "Two samples of the inputs, and whether targets have the shape `(B, 1)`"
     b = dls.one_batch()
@@ -178,7 +151,7 @@ class _FlatTargets(Callback):
     "Targets of shape `(B,)` instead of `(B, 1)`"
     def before_batch(self): self.learn.yb = tuple(o.flatten() for o in self.yb)
 
-# %% ../nbs/05_learner.ipynb #5e9d1c39
+# %% ../nbs/05_learner.ipynb #294e44dd
 def _take(kwargs, names): return {k: kwargs.pop(k) for k in [*kwargs] if k in names}
 
 def _model(arch, head, m, x, pretrained, weights, n_in=None, **kwargs):
@@ -194,7 +167,7 @@ def _callbacks(meth, flat, proto_lr, proto_wd):
     rates = proto_lr!=1 or proto_wd is not None
     return [SoundCheck()] + [ProtoWatch()]*meth.protos + [ProtoRates(proto_lr, proto_wd)]*rates + [_FlatTargets()]*flat
 
-# %% ../nbs/05_learner.ipynb #15ddd0d3
+# %% ../nbs/05_learner.ipynb #554da8f8
 _of_body = 'n_in cut nf pool norm project'.split()
 _of_learner = [*inspect.signature(Learner.__init__).parameters]
 
@@ -229,7 +202,7 @@ def hier_learner(
     if pretrained or weights is not None: learn.freeze()
     return learn
 
-# %% ../nbs/05_learner.ipynb #3b151f8f
+# %% ../nbs/05_learner.ipynb #5eb2e04f
 @delegates(hier_learner, but='method')
 def proto_learner(
     dls, # `DataLoaders`
@@ -243,7 +216,7 @@ def proto_learner(
     method = 'learnt' if guide is None else 'gp_rank' if guide=='rank' else 'gp_disto'
     return hier_learner(dls, arch, h, method, guide=guide, lam=lam, **kwargs)
 
-# %% ../nbs/05_learner.ipynb #54d77eb2
+# %% ../nbs/05_learner.ipynb #7dd01006
 class HierInterpretation(ClassificationInterpretation):
     "Interpretation of a classifier whose mistakes have costs"
     def __init__(self,
@@ -262,7 +235,7 @@ class HierInterpretation(ClassificationInterpretation):
         # labels that the loss ignores do not count
         self.counts = (targs>=0) & (targs<len(self.costs)) & (targs!=getattr(learn.loss_func, 'ignore_index', -100))
 
-# %% ../nbs/05_learner.ipynb #8642afed
+# %% ../nbs/05_learner.ipynb #8a6e96ff
 @patch(cls_method=True)
 def from_learner(cls:HierInterpretation,
     learn, # any `Learner`
@@ -280,7 +253,7 @@ def from_learner(cls:HierInterpretation,
     if targs.shape[1:]==(1,): targs = targs[:,0] # tables
     return cls(learn, dl, losses, act, D, targs, decoded.as_subclass(Tensor))
 
-# %% ../nbs/05_learner.ipynb #97736bda
+# %% ../nbs/05_learner.ipynb #412f020d
 def _class_order(D):
     "Classes in the order of the tree `D`; without a tree, in the order of a clustering"
     if isinstance(D, Hierarchy): return D.order
@@ -289,14 +262,14 @@ def _class_order(D):
     C = to_np(as_costs(D).cpu())
     return torch.as_tensor(leaves_list(linkage(squareform((C+C.T)/2, checks=False), 'average')).copy()).long()
 
-# %% ../nbs/05_learner.ipynb #92a3d9dc
+# %% ../nbs/05_learner.ipynb #e18a1cec
 @patch
 def confusion_matrix(self:HierInterpretation):
     "Counts of true (rows) and predicted (columns) classes, as an array"
     K,targs,decoded = len(self.costs),self.targs[self.counts],self.decoded[self.counts]
     return to_np(torch.bincount(targs*K+decoded, minlength=K*K).view(K, K))
 
-# %% ../nbs/05_learner.ipynb #fca45260
+# %% ../nbs/05_learner.ipynb #69443a61
 def _axis(D, order, names, most=40):
     "Positions and names of the classes in `order`, or of their groups if there are too many"
     if len(names)<=most or not isinstance(D, Hierarchy): return range(len(names)),[str(names[i]) for i in order]
@@ -304,7 +277,7 @@ def _axis(D, order, names, most=40):
     groups = at.unique_consecutive().tolist()
     return [(at==g).nonzero().float().mean().item() for g in groups],[D.nodes[g][-1] for g in groups]
 
-# %% ../nbs/05_learner.ipynb #42b50d6f
+# %% ../nbs/05_learner.ipynb #50fd6f61
 @patch
 def _draw_counts(self:HierInterpretation, ax, cm, size):
     "Write the counts `cm`, or mark confusions by squares if there are many classes"
@@ -334,7 +307,7 @@ def plot_confusion_matrix(self:HierInterpretation,
     ax.set_yticklabels(names, parse_math=False)
     return ax
 
-# %% ../nbs/05_learner.ipynb #12f784de
+# %% ../nbs/05_learner.ipynb #a4c4ba87
 @patch
 def most_costly(self:HierInterpretation,
     k=10 # how many
@@ -347,7 +320,7 @@ def most_costly(self:HierInterpretation,
     df = pd.DataFrame(dict(true=name(i), predicted=name(j), times=cm[i,j], cost=cost, total=cm[i,j]*cost))
     return df.sort_values('total', ascending=False, kind='stable').head(k).reset_index(drop=True)
 
-# %% ../nbs/05_learner.ipynb #a1312c28
+# %% ../nbs/05_learner.ipynb #4b798325
 @patch
 def level_report(self:HierInterpretation):
     "Groups and accuracy at each level of the tree"
@@ -355,7 +328,7 @@ def level_report(self:HierInterpretation):
     rows = [(l, len(h.ancestors(l).unique()), level_accuracy(*pair, h, l).item()) for l in range(1, h.depth+1)]
     return pd.DataFrame(rows, columns=['level','groups','accuracy']).set_index('level')
 
-# %% ../nbs/05_learner.ipynb #ba503b7e
+# %% ../nbs/05_learner.ipynb #da98f688
 @patch
 def top_costs(self:HierInterpretation,
     k=None # how many; all by default

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['method_table', 'METHODS', 'Method', 'get_method', 'hier_learner']
 
-# %% ../nbs/19_methods.ipynb #dc56f125
+# %% ../nbs/19_methods.ipynb #6cca04ac
 from functools import partial
 from fastcore.all import *
 from .prototypes import *
@@ -23,26 +23,26 @@ from .baselines.frame import *
 
 _all_ = ['METHODS', 'Method', 'get_method', 'hier_learner']
 
-# %% ../nbs/19_methods.ipynb #cfd630ea
+# %% ../nbs/19_methods.ipynb #aa9da36c
 def _linear(h, m, loss): return LinearHead(m, len(h)),loss,[]
 def _cross_entropy(h, m, **kwargs): return _linear(h, m, data_loss(**kwargs))
 def _hxe(h, m, alpha=.1, **kwargs): return _linear(h, m, HXELoss(h, alpha, **kwargs))
 def _soft_labels(h, m, beta=10., **kwargs): return _linear(h, m, SoftLabelLoss(h, beta, **kwargs))
 def _emd(h, m, reg=.5, mu=3., **kwargs): return _linear(h, m, EMDLoss(h, reg, mu, **kwargs))
 
-# %% ../nbs/19_methods.ipynb #ed4bd1a2
+# %% ../nbs/19_methods.ipynb #c38e1fdf
 def _yolo(h, m, **kwargs): return YOLOHead(m, h),LogProbLoss(**kwargs),[]
 
 def _deep_ncm(h, m, distance='squared', ignore_index=-100, **kwargs):
     return NCMHead(m, len(h), distance),data_loss(ignore_index=ignore_index, **kwargs),[ClassMeans(ignore_index)]
 
 def _hyperspherical(h, m, learn=False, lam=1., sep=1., **kwargs):
-    head = sphere_head(h, m, learn, **({} if learn else dict(sep=sep, progress=False)))
+    head = sphere_head(m, h, learn, **({} if learn else dict(sep=sep, progress=False)))
     return head,SquaredCosineLoss(**kwargs),[MetricGuide(h, partial(sphere_guide, sep=sep), lam)] if learn else []
 
-def _frame(h, m, decay=None, **kwargs): return FrameHead(h, m, gamma=decay),data_loss(**kwargs),[]
+def _frame(h, m, decay=None, **kwargs): return FrameHead(m, h, gamma=decay),data_loss(**kwargs),[]
 
-# %% ../nbs/19_methods.ipynb #c760a7ce
+# %% ../nbs/19_methods.ipynb #0cbc348c
 _baselines = dict(
     cross_entropy = Method(_cross_entropy, r'$-\log p_y$', 'the baseline'),
     hxe = Method(_hxe, r'$-\sum_i e^{-\alpha h_i} \log p(i \mid \text{parent of } i)$ along the path of $y$',
@@ -57,7 +57,7 @@ _baselines = dict(
     deep_ncm = Method(_deep_ncm, r'$x_k = -\lVert z-\pi_k\rVert^2$, $\pi_k$ the mean of its class',
                       'Guerriero et al. 2018'))
 
-# %% ../nbs/19_methods.ipynb #38f72ced
+# %% ../nbs/19_methods.ipynb #766eba63
 _protos = {k: v for k,v in METHODS.items() if k not in _baselines}
 METHODS.clear() # the same dictionary, in the order of the paper
 METHODS.update(**_baselines, **_protos)
@@ -68,7 +68,7 @@ METHODS.update(
                    'after Liang and Davis 2023'),
     cross_entropy_crm = METHODS['cross_entropy'].but(rule=CRM, source='Karthik et al. 2021'))
 
-# %% ../nbs/19_methods.ipynb #10a7d30b
+# %% ../nbs/19_methods.ipynb #afb5de3d
 def method_table():
     "All of `METHODS` with formula, parameters and source, as Markdown"
     common = {'gamma','weight','ignore_index'}
