@@ -13,7 +13,7 @@ from pathlib import Path
 from fastcore.all import *
 from fastai.basics import *
 from .hierarchy import HierarchyError, as_tree
-from .prototypes import embedder
+from .body import embedder
 from .callbacks import NotFinite
 from .rows import *
 from .recipes import *

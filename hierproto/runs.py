@@ -22,7 +22,7 @@ from .metrics import *
 from .callbacks import *
 from .inference import argmax_rule
 from .data.core import tree_for
-from .toys import *
+from .testing import *
 from .rows import *
 from .recipes import *
 

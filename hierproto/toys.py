@@ -1,2 +1,0 @@
-"Names that moved to `hierproto.testing`"
-from .testing import *
