@@ -40,10 +40,11 @@ _FORMATS = ('PNG','JPEG','BMP','GIF','TIFF','WEBP','PPM')
 
 def _open(f): return Image.open(f, formats=_FORMATS)
 
-def _split_files(files, y, valid_pct, seed):
-    "Random `train` and `valid` parts of `files`, the same share of each class"
+def _split_files(y, valid_pct, seed):
+    "Random `train` and `valid` masks of files with labels `y`, the same share of each class"
     held = torch.zeros(len(y), dtype=torch.bool)
     if valid_pct: held[take_fraction(y, valid_pct, seed)] = True
+    held[y.bincount()[y]==1] = False # a class with one picture stays in the training set
     return {'train':[*~held], 'valid':[*held]}
 
 # %% ../nbs/45_features.ipynb #aabffbe5
@@ -57,7 +58,7 @@ def _folder_splits(path, valid_pct, seed):
     y = tensor([vocab.index(f.parent.name) for f in inside])
     tops = [_SPLITS.get(f.relative_to(path).parts[0]) for f in inside]
     if all(tops): masks = {s:[o==s for o in tops] for s in ('train','valid','test') if s in tops}
-    else: masks = _split_files(inside, y, valid_pct, seed)
+    else: masks = _split_files(y, valid_pct, seed)
     return {s:_files(path, [f for f,o in zip(inside, mask) if o], y[tensor(mask)]) for s,mask in masks.items()},vocab
 
 def _files(path, files, y):

@@ -57,10 +57,11 @@ class PixelSetEncoder(nn.Module):
 # %% ../../nbs/33_backbones.psetae.ipynb #1fb5a74e
 @patch
 def shape_features(self:PixelSetEncoder, geom, n):
-    "`n_geom` features of the shape for each of `n` parcels, with zeros for those that are not known"
+    "`n_geom` shape features for each of `n` parcels, zero if unknown"
     geom = torch.zeros(n, 0) if geom is None else geom
-    if geom.shape[1]>self.n_geom: raise ValueError(f'{geom.shape[1]} features of the shape, the network takes {self.n_geom}: set `n_geom`')
-    return F.pad(geom, (0, self.n_geom-geom.shape[1]))
+    given = geom.shape[1]
+    if given>self.n_geom: raise ValueError(f'got {given} shape features, the network takes {self.n_geom}: set `n_geom`')
+    return F.pad(geom, (0, self.n_geom-given))
 
 # %% ../../nbs/33_backbones.psetae.ipynb #cb70a799
 @patch
@@ -140,6 +141,19 @@ def forward(self:PSETAE, pixels, pixel_mask=None, days=None, date_mask=None, geo
     if days is None: days = torch.arange(0, 10*T, 10, device=pixels.device).expand(B, -1)
     return self.tae(self.pse(pixels, pixel_mask, date_mask, geom), days.float(), date_mask)
 
-def psetae(bands=10): # spectral bands
+
+
+# %% ../../nbs/33_backbones.psetae.ipynb #0b4d08cb
+def _published_init(m):
+    if isinstance(m, nn.BatchNorm1d): nn.init.normal_(m.weight)
+    if isinstance(m, nn.Linear):
+        nn.init.xavier_normal_(m.weight)
+        nn.init.normal_(m.bias)
+
+def psetae(
+    bands=10, # spectral bands
+    published_init=False # initialise as the published training does?
+):
     "The PSE+TAE network of the paper, 128 features"
-    return PSETAE(bands)
+    net = PSETAE(bands)
+    return net.apply(_published_init) if published_init else net
