@@ -272,6 +272,7 @@ class _Checkpoint(Callback):
         state = dict(done=self.done, options=self.options, model=self.model.state_dict(), opt=opt)
         write_whole(self.path, lambda f: torch.save(state, f))
 
+# %% ../nbs/44_fit.ipynb #99177dad
 @patch
 def resume(self:_Checkpoint):
     "Continue from the file, if there is one"
@@ -382,6 +383,7 @@ def _train(data, method, o):
         how = f'the same command with --resume continues after epoch {keep.done}'
         raise KeyboardInterrupt(f"interrupted: {how if keep.done else 'no epoch was finished'}") from None
 
+# %% ../nbs/44_fit.ipynb #ffeaf452
 def _write_all(learn, runs, method, out, name, notes):
     "Write model, table, predictions and page into the folder `out`, and remove checkpoints"
     t,fit = audit_table(runs),tree_fit(runs[method])
@@ -459,6 +461,7 @@ def _read_batch(model, files):
     good = [o for o in got if not isinstance(o, str)]
     return torch.stack(good) if good else None,[o if isinstance(o, str) else None for o in got]
 
+# %% ../nbs/44_fit.ipynb #19123f6e
 def _name_pictures(model, files, rule=None, threshold=None, top=0, bs=64):
     "Yields for each of `files` a dict: the file and its error, or prediction, path, top classes and probabilities"
     pairs = lambda o: [dict(name=n, probability=round(p, 6)) for n,p in o]
@@ -524,6 +527,7 @@ def predict(
     if out: _save_rows(rows, f, p.h)
     _report_bad(images, bad, len(given))
 
+# %% ../nbs/44_fit.ipynb #ac64db26
 def _show(r, json):
     "Print the dict `r` of `_name_pictures`, as JSON or as text"
     short = {k: v for k,v in r.items() if k!='probabilities'}

@@ -225,6 +225,7 @@ def _open(o):
         raise PictureError('this is not a regular file' if os.path.exists(o) else 'there is no such file')
     return Image.open(io.BytesIO(o) if isinstance(o, bytes) else o, formats=_formats)
 
+# %% ../nbs/38_saving.ipynb #6afbbbe8
 def read_picture(
     o, # a file or its bytes, a PIL image, or an array (H, W[, 3]) of bytes
     channels=3 # 1 or 3
@@ -413,6 +414,7 @@ class _Images:
         known = dict(resize=('squish','crop','pad'), pad=('reflection','zeros','border'), interpolation=_interpolations)
         yield from (f"{k} must be one of {', '.join(o)}" for k,o in known.items() if getattr(self, k) not in o)
 
+# %% ../nbs/38_saving.ipynb #a263bdd9
 @dataclass
 class _Embedder:
     "Arguments of `embedder`"
@@ -439,6 +441,7 @@ class _Head:
     def errors(self):
         if self.distance not in {None,*_distances}: yield f"distance must be one of {', '.join(_distances)}"
 
+# %% ../nbs/38_saving.ipynb #73ce0ae3
 @dataclass
 class _Settings:
     "The contents of settings.json"
@@ -602,6 +605,7 @@ def _read_back(p, folder):
     if x is not None and not torch.allclose(again.scores(x), p.scores(x), atol=1e-4, rtol=1e-4):
         raise ModelError(f"the saved model gives other scores: is {s['arch']} its architecture?")
 
+# %% ../nbs/38_saving.ipynb #cd7b5b7d
 def save_classifier(
     learn, # a `Learner`, or a `Predictor`
     folder, # made if needed
@@ -686,6 +690,7 @@ def _onnx_program(graph, x):
         return torch.onnx.export(graph, (x,), dynamo=True, verbose=False, dynamic_shapes=sizes,
                                  input_names=['images'], output_names=['scores','probabilities','answer'])
 
+# %% ../nbs/38_saving.ipynb #e52d1f45
 def export_onnx(
     learn, # a `Learner`, a `Predictor`, or the folder of a saved model
     path, # the file to write
