@@ -9,6 +9,7 @@ __all__ = ['EMDLoss', 'tree_emd']
 import torch
 from ..hierarchy import *
 from ..subtree import *
+from ..prototypes import *
 from .cross_entropy import *
 
 # %% ../../nbs/13_baselines.emd.ipynb #ad9b679e

@@ -10,6 +10,7 @@ import math, warnings
 import torch
 from torch import nn, tensor
 from ..hierarchy import *
+from ..distortion import *
 from ..prototypes import *
 from ..callbacks import *
 from .hyperspherical import *

@@ -9,6 +9,7 @@ __all__ = ['HXELoss']
 import torch
 from ..hierarchy import *
 from ..subtree import *
+from ..prototypes import *
 from .cross_entropy import *
 
 # %% ../../nbs/11_baselines.hxe.ipynb #2dd5e915

@@ -8,6 +8,7 @@ __all__ = ['soft_labels', 'SoftLabelLoss']
 # %% ../../nbs/12_baselines.soft_labels.ipynb #53576c59
 import torch
 from ..hierarchy import *
+from ..prototypes import *
 from .cross_entropy import *
 
 # %% ../../nbs/12_baselines.soft_labels.ipynb #34329bb8
