@@ -59,6 +59,8 @@ def parse_command(
     near = [difflib.get_close_matches(o.split('=')[0], parser._option_string_actions, 1) for o in rest]
     hint = [f'{o!r}{f" (did you mean {n[0]}?)" if n else ""}' for o,n in zip(rest, near)]
     if rest: parser.error(f"unrecognized arguments: {', '.join(hint)}")
+    for k,v in vars(args).items(): # argparse gives an empty list for `--name=--`
+        if v==[]: parser.error(f'argument --{k}: expected a value')
     return vars(args)
 
 # %% ../nbs/46_cli.ipynb #92220de6

@@ -329,12 +329,13 @@ def accepted_nonsense(program, args):
     return {k: v for k, v in said.items() if v not in MEANS[k] | more.get(k, set())}
 
 def run_command(program, args, out):
-    "Run `program`; of figure1, which has no dry run, nothing but what it asks first"
-    from hierproto import experiments, figure1, report
-    if program != 'figure1': return experiments.command({'report': report.report}.get(program) or getattr(experiments, program), args + [f'--out={out}'])
+    "Parse and run `program`; figure1 has no dry run, so it stops before its work begins"
+    from hierproto import cli, figure1
+    run, kwargs = cli._load(cli.COMMANDS[program]), cli.parse_command(program, args)
+    if program != 'figure1': return run(**{**kwargs, 'out': out})
     def stop(*_, **__): raise Begun
     old, figure1.keep_memory = figure1.keep_memory, stop
-    try: experiments.command(figure1.main, args, 'hierproto_figure1')
+    try: run(**kwargs)
     except Begun: pass
     finally: figure1.keep_memory = old
 
