@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Batch', 'error_rate', 'average_cost', 'mistake_severity', 'hier_dist_at_k', 'level_accuracy', 'hier_prf', 'mean_iou',
-           'check_scores', 'as_probs', 'calibration_error', 'n_real', 'hier_metrics', 'hier_report', 'class_means',
-           'MeansDistortion']
+           'check_scores', 'as_probs', 'calibration_error', 'n_real', 'hier_metrics', 'hier_report', 'MeansDistortion']
 
 # %% ../nbs/03_metrics.ipynb #e638160f
 import warnings
@@ -30,9 +29,8 @@ def _fit_targets(scores, targets):
     "`targets` in the shape that fits `scores`, without the extra dimension of (B, 1)"
     shapes = scores.shape[:1]+scores.shape[2:],scores.shape # for scores, for labels
     if targets.ndim > 1 and targets.shape[1] == 1 and targets.shape not in shapes: targets = targets.squeeze(1)
-    if targets.shape not in shapes or not targets.ndim or 0 in scores.shape[1:2]:
-        raise HierarchyError(f'scores {tuple(scores.shape)} do not fit targets {tuple(targets.shape)}')
-    return targets
+    if targets.ndim and targets.shape in shapes and 0 not in scores.shape[1:2]: return targets
+    raise HierarchyError(f'scores {tuple(scores.shape)} do not fit targets {tuple(targets.shape)}')
 
 # %% ../nbs/03_metrics.ipynb #5795295f
 class Batch:
@@ -44,8 +42,7 @@ class Batch:
     ):
         self.scores,targets = (torch.as_tensor(o).detach().as_subclass(Tensor) for o in (scores,targets))
         targets = _fit_targets(self.scores, targets).cpu()
-        self.soft,self.ndim,self.done = self.scores.ndim > targets.ndim,targets.ndim,{}
-        self.n_samples = len(targets)
+        self.soft,self.ndim,self.n_samples,self.done = self.scores.ndim > targets.ndim,targets.ndim,len(targets),{}
         # as doubles, because -100 becomes 156 in a mask of 8 bits
         self.keep = None if ignore_index is None else targets.double() != ignore_index
         self.n_classes = self.scores.shape[1] if self.soft else torch.inf
@@ -65,7 +62,7 @@ def _preds(b):
     if not b.soft: return _labels(b.flat(b.scores))
     best,i = map(b.flat, b.scores.max(1))
     n = int(best.isnan().sum())
-    if n: raise HierarchyError(f'the scores of {n} of {len(best)} samples contain NaN: they have no best class')
+    if n: raise HierarchyError(f'the scores of {n} of {len(best)} samples contain NaN')
     return i
 
 @patch(as_prop=True)
@@ -79,14 +76,11 @@ def _count_pairs(b):
     return *n.nonzero(as_tuple=True), n[n>0].double()
 
 @patch
-def pairs(self:Batch,
-    n_classes=None # number of classes that the scores must have
-):
-    "Predicted labels, true labels and the count of each pair"
+def pairs(self:Batch, n_classes=None):
+    "Predicted labels, true labels and the count of each pair, for costs of `n_classes`"
     K,what = self.n_classes,'scores' if self.soft else 'labels'
-    if n_classes is not None and (K != n_classes if self.soft else K > n_classes):
-        raise HierarchyError(f'{what} are for {K} classes, costs or tree for {n_classes}')
-    return self.once(_count_pairs)
+    if n_classes is None or K == n_classes or not self.soft and K < n_classes: return self.once(_count_pairs)
+    raise HierarchyError(f'{what} are for {K} classes, costs or tree for {n_classes}')
 
 # %% ../nbs/03_metrics.ipynb #7691773e
 class _Classes:
@@ -98,7 +92,7 @@ class _Classes:
     def costs(self, i, j): return self.D.pair_costs(i, j).double()
     @cached_property
     def ancestors(self):
-        "Table of nodes from the root to each class; a class above the deepest level fills the rest of its row"
+        "Nodes from the root to each class, the class itself below its level"
         P = as_tree(self.D, 'a measure of ancestors').path_table()
         return torch.where(P<0, torch.arange(len(P))[:,None], P)
 
@@ -136,7 +130,7 @@ def average_cost(
 
 # %% ../nbs/03_metrics.ipynb #dbce973a
 def mistake_severity(scores, targets, D, ignore_index=None, vocab=None):
-    "Mean cost of wrong answers; `scores`, `targets`, `D`, `ignore_index` and `vocab` as in `average_cost`"
+    "Mean cost of wrong answers; arguments as in `average_cost`"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _Classes(D, vocab)), k=2)
 
 # %% ../nbs/03_metrics.ipynb #74dea586
@@ -148,7 +142,7 @@ def _at_k(b, c, k):
     return _sums(c.costs(top, b.targs[:,None]).mean(1), torch.ones(len(top)))
 
 def hier_dist_at_k(scores, targets, D, k, ignore_index=None, vocab=None):
-    "Mean cost of the `k` best answers; `scores`, `targets`, `D`, `ignore_index` and `vocab` as in `average_cost`"
+    "Mean cost of the `k` best answers; other arguments as in `average_cost`"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _Classes(D, vocab), k))
 
 # %% ../nbs/03_metrics.ipynb #475883b8
@@ -158,7 +152,7 @@ def _same_at(b, c, level):
     return _sums(n*(A[i]==A[j]), n)
 
 def level_accuracy(scores, targets, h, level, ignore_index=None, vocab=None):
-    "Accuracy at `level` of the tree `h`; `scores`, `targets`, `ignore_index` and `vocab` as in `average_cost`"
+    "Accuracy at `level` of the tree `h`; other arguments as in `average_cost`"
     as_tree(h, 'level_accuracy').ancestors(level) # raises if there is no such level
     return _ratio(_same_at(Batch(scores, targets, ignore_index), _Classes(h, vocab), level))
 
@@ -172,7 +166,7 @@ def _overlap(b, c):
 def _f1(s): return 2*s[0]/(s[1]+s[2])
 
 def hier_prf(scores, targets, h, ignore_index=None, vocab=None):
-    "Precision, recall and F1 of ancestors in `h`; `scores`, `targets`, `ignore_index` and `vocab` as in `average_cost`"
+    "Precision, recall and F1 of ancestors in `h`; other arguments as in `average_cost`"
     s = _overlap(Batch(scores, targets, ignore_index), _Classes(h, vocab))
     return _ratio(s), _ratio(s, k=2), _f1(s)
 
@@ -188,14 +182,12 @@ def _iou(s):
 
 # %% ../nbs/03_metrics.ipynb #9c496002
 def mean_iou(scores, targets, n_classes=None, ignore_index=None):
-    "Mean IoU of the classes that occur, of `n_classes`; `scores`, `targets` and `ignore_index` as in `error_rate`"
+    "Mean IoU of the classes that occur, of `n_classes`; other arguments as in `error_rate`"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes and range(n_classes)))
 
 # %% ../nbs/03_metrics.ipynb #252f6d80
-def check_scores(
-    scores # (B, K[, H, W])
-):
-    "Raise an error that names the rows of `scores` that have no softmax, because of NaN or infinity"
+def check_scores(scores):
+    "Raise an error that names the rows of `scores` (B, K[, H, W]) that have no softmax, because of NaN or infinity"
     if torch.compiler.is_compiling(): return # a graph cannot look at values
     bad = (~scores.amax(1).isfinite()).nonzero()[:,0].unique().tolist()
     rows = ', '.join(map(str, bad[:8])) + ', ...'*(len(bad) > 8)
@@ -205,7 +197,7 @@ def as_probs(
     scores, # (B, K[, H, W]) scores or probabilities
     probs=None # are they probabilities? by default, if they are not negative and sum to one
 ):
-    "Probabilities (B, K[, H, W]): the softmax of `scores`, unless they are probabilities already"
+    "Probabilities: the softmax of `scores`, unless they are probabilities already"
     check_scores(scores)
     p = scores.float()
     if probs is None and not torch.compiler.is_compiling() and len(p):
@@ -223,22 +215,13 @@ def _bins(b, c=None, n_bins=15, probs=None):
 
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
-def calibration_error(
-    scores, # (B, K[, H, W])
-    targets, # true labels (B[, H, W])
-    n_bins=15, # bins of confidence
-    ignore_index=None, # label to leave out
-    probs=None # as in `as_probs`
-):
-    "Expected calibration error of probabilities, over `n_bins` equal bins of confidence"
+def calibration_error(scores, targets, n_bins=15, ignore_index=None, probs=None):
+    "Expected calibration error over `n_bins` of confidence; `probs` as in `as_probs`, others as in `error_rate`"
     return _ece(_bins(Batch(scores, targets, ignore_index), None, n_bins, probs))
 
 # %% ../nbs/03_metrics.ipynb #b729602c
-def n_real(
-    dl, # DataLoader of the last batch
-    bs # samples in that batch
-):
-    "How many of the last `bs` samples read from `dl` are not padding"
+def n_real(dl, bs):
+    "How many of the last `bs` samples read from the DataLoader `dl` are not padding"
     if not all(hasattr(dl, o) for o in ('n_padded','world_size','rank','i')): return bs
     end = dl.rank*dl.n_padded//dl.world_size + dl.i
     return bs - min(bs, max(0, end-dl.n))
@@ -308,30 +291,22 @@ def _make(o, D, k):
 
 # %% ../nbs/03_metrics.ipynb #d836f61e
 def hier_metrics(
-    h, # a Hierarchy, or a cost matrix D[predicted, true]; a Learner aligns it by name with `dls.vocab`
-    names=None, # names of metrics; None for the usual ones, 'all' for all of them
+    h, # a Hierarchy, or costs D[predicted, true]; a Learner aligns it by name with `dls.vocab`
+    names=None, # of metrics; None for the usual ones, 'all' for all of them
     k=5, # for `hier_dist_at_k`
     ignore_index=None # label to leave out
 ):
     "Metrics for a Learner over the classes of `h`, which share their work"
-    usual = ['error_rate','average_cost','mistake_severity','level_accuracy']
     reader = _Reader(h, ignore_index)
     D = reader.classes.D
     if names is None or names == 'all':
+        usual = ['error_rate','average_cost','mistake_severity','level_accuracy']
         names = [o for o in (names and _measures or usual) if isinstance(D, Hierarchy) or o not in _tree_measures]
     return [_SumMetric(sums, name, final, reader) for o in names for name,sums,final in _make(o, D, min(k, len(D)))]
 
 # %% ../nbs/03_metrics.ipynb #c31ad0c6
-def hier_report(
-    scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
-    targets, # true labels (B[, H, W])
-    h, # a Hierarchy, or a cost matrix D[predicted, true]
-    names='all', # names of metrics, as for `hier_metrics`
-    k=5, # for `hier_dist_at_k`
-    ignore_index=None, # label to leave out
-    vocab=None # names of the columns of `scores`, or DataLoaders; a named `h` is put in this order
-):
-    "All metrics of `scores` as a dict"
+def hier_report(scores, targets, h, names='all', k=5, ignore_index=None, vocab=None):
+    "The metrics `names` of `scores` as a dict; `names` and `k` as in `hier_metrics`, others as in `average_cost`"
     b = Batch(scores, targets, ignore_index)
     ms = hier_metrics(align_costs(h, vocab), names, k)
     if not b.soft: ms = [m for m in ms if not m.name.startswith(('hier_dist','calibration'))]
@@ -346,15 +321,6 @@ def _class_sums(x, b, n_classes):
     return s.index_add_(0, b.targs, torch.cat([x, torch.ones_like(x[:,:1])], 1))
 
 def _means(s): return s[:,:-1]/s[:,-1:]
-
-def class_means(
-    embeddings, # (B, m[, H, W])
-    targets, # true labels (B[, H, W])
-    n_classes, # number of classes
-    ignore_index=None # label to leave out
-):
-    "Mean of the `embeddings` of each class, (n_classes, m); NaN for a class that does not occur"
-    return _means(_class_sums(embeddings, Batch(targets, targets, ignore_index), n_classes)).to(embeddings.dtype)
 
 # %% ../nbs/03_metrics.ipynb #3a4c6014
 class MeansDistortion(_SumMetric):
