@@ -293,7 +293,6 @@ def order(self:Hierarchy):
     "Class numbers in the order of the tree"
     return torch.from_numpy(self._pre[self._pre < len(self)])
 
-# %% ../nbs/00_hierarchy.ipynb #9287b652
 @patch
 def spans(self:Hierarchy,
     hidden=False # count all nodes in preorder instead of the classes
@@ -608,7 +607,6 @@ _elsewhere(CostMatrix, 'readers', 'from_csv', classmethod)
 _elsewhere(Hierarchy, 'plots', 'plot_sunburst plot_costs')
 _elsewhere(CostMatrix, 'plots', 'plot_costs')
 
-# %% ../nbs/00_hierarchy.ipynb #f740a61b
 Hierarchy.paths = Hierarchy.path_table # the old names, for `hierproto.saving`
 def __getattr__(name):
     if name != '_read_csv': raise AttributeError(name)

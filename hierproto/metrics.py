@@ -104,7 +104,6 @@ def _wrong(b, c=None):
     i,j,n = b.pairs()
     return _sums(n*(i!=j), n)
 
-# %% ../nbs/03_metrics.ipynb #2c75b200
 def error_rate(
     scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
     targets, # true labels (B[, H, W])
@@ -180,7 +179,6 @@ def _iou(s):
     both,either = s[0],s[1]+s[2]-s[0]
     return (both/either)[either>0].mean()
 
-# %% ../nbs/03_metrics.ipynb #9c496002
 def mean_iou(scores, targets, n_classes=None, ignore_index=None):
     "Mean IoU of the classes that occur, of `n_classes`; other arguments as in `error_rate`"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes and range(n_classes)))
