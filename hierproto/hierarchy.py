@@ -294,10 +294,8 @@ def order(self:Hierarchy):
     return torch.from_numpy(self._pre[self._pre < len(self)])
 
 @patch
-def spans(self:Hierarchy,
-    hidden=False # count all nodes in preorder instead of the classes
-):
-    "First position and number of the classes under each node, in the order of the tree"
+def spans(self:Hierarchy, hidden=False):
+    "First position and number of the classes, or (`hidden`) nodes, under each node, in the order of the tree"
     counts = np.arange(self.n_nodes) < (self.n_nodes if hidden else len(self))
     first, size = np.empty(self.n_nodes, dtype=int), counts.astype(int).tolist()
     first[self._pre] = np.cumsum(counts[self._pre]) - counts[self._pre]
@@ -314,10 +312,8 @@ def _line(self:Hierarchy, i, size):
 
 # %% ../nbs/00_hierarchy.ipynb #bec03065
 @patch
-def tree(self:Hierarchy,
-    level=None # the deepest shown; None shows as many as fit 60 lines
-):
-    "The tree as text, one line per group"
+def tree(self:Hierarchy, level=None):
+    "The tree as text, one line per group, down to `level`; by default as many levels as fit 60 lines"
     groups, size = self._pre[self._pre >= len(self)], self.spans()[1]
     if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[groups] <= l).sum() <= 60)
     return '\n'.join(self._line(i, size[i]) for i in groups if self.levels[i] <= level)
@@ -335,10 +331,8 @@ def collapse(self:Hierarchy):
 
 # %% ../nbs/00_hierarchy.ipynb #3fd3afb9
 @patch
-def costs(self:Hierarchy,
-    hidden=False # over all nodes, the root last, instead of the leaves
-):
-    "Cost matrix: the length of the path between every two classes"
+def costs(self:Hierarchy, hidden=False):
+    "Cost matrix: the length of the path between every two classes, or (`hidden`) nodes"
     n = self.n_nodes if hidden else len(self)
     if n > 50_000: fail(f'the cost matrix of {n} classes would take {4*n*n/1e9:.0f} GB: '
                         "use `pair_costs(i, j)`, or guide='sampled' to train")
@@ -411,7 +405,7 @@ def _tensor(D):
 
 def check_same(rows, columns, where=None):
     "Refuse different names of `rows` and `columns`"
-    if rows != columns: fail(f'rows are {quoted(rows)}, columns {quoted(columns)}: they must be the same', where)
+    if rows != columns: fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}', where)
 
 # %% ../nbs/00_hierarchy.ipynb #2b22c560
 class CostMatrix:
@@ -473,7 +467,7 @@ def class_index(self:(Hierarchy,CostMatrix)):
 # %% ../nbs/00_hierarchy.ipynb #5d9a8512
 @patch
 def suggest(self:(Hierarchy,CostMatrix), name):
-    "What the unknown class `name` may mean, as text for an error; '' without an idea"
+    "What the unknown class `name` may mean, or ''"
     places, same = getattr(self, 'places', None), [k for k, l in enumerate(self.leaves) if l.endswith(f'/{name}')]
     found = [repr(self.leaves[k]) + (f' ({places[k]})' if places else '') for k in same]
     if found: return f"{name!r} is in {len(found)} groups: {' and '.join(found[:4])}; use the path, or remove others"
@@ -517,19 +511,13 @@ def align(self:(Hierarchy,CostMatrix), vocab):
     return self._take(self._positions(vocab, every=True))
 
 # %% ../nbs/00_hierarchy.ipynb #b08a6221
-def as_costs(
-    D,            # a Hierarchy, CostMatrix, tensor, array, nested lists or DataFrame
-    hidden=False, # costs over all nodes of the tree
-):
-    "`D` as a checked tensor of costs"
+def as_costs(D, hidden=False):
+    "`D`, a Hierarchy, CostMatrix or matrix, as a checked tensor of costs, over all nodes if `hidden`"
     if not isinstance(D, (Hierarchy, CostMatrix)): D = CostMatrix(D, warn=False)
     return D.costs(hidden)
 
-def as_tree(
-    h,  # a Hierarchy, or anything else
-    who # what needs a tree, for the error
-):
-    "`h` if it is a tree, else an error"
+def as_tree(h, who):
+    "`h` if it is a Hierarchy, else an error: `who` needs one"
     if not isinstance(h, Hierarchy): fail(f'{who} needs a tree: give a Hierarchy instead of a {type(h).__name__}')
     return h
 
@@ -557,23 +545,17 @@ def align_costs(
     return D
 
 # %% ../nbs/00_hierarchy.ipynb #bc2b308b
-def named_costs(
-    name # `digits_chain`, or the name of a tree
-):
+def named_costs(name):
     "Costs by name: `digits_chain` is |i - j|, any other name is that of a tree"
-    if name != 'digits_chain':
-        h = Hierarchy.named(name)
-        return CostMatrix(h.costs(), h.leaves, warn=False)
     i = torch.arange(10.)
-    return CostMatrix((i[:,None] - i).abs())
+    if name == 'digits_chain': return CostMatrix((i[:,None] - i).abs())
+    h = Hierarchy.named(name)
+    return CostMatrix(h.costs(), h.leaves, warn=False)
 
 # %% ../nbs/00_hierarchy.ipynb #8779bbeb
 @patch
-def mean_cost(self:Hierarchy,
-    hidden=False,  # over all nodes instead of the leaves
-    diagonal=False # count the zeros on the diagonal too
-):
-    "Mean of the cost matrix, without the matrix"
+def mean_cost(self:Hierarchy, hidden=False, diagonal=False):
+    "Mean of the cost matrix of the classes or (`hidden`) all nodes, with or without its diagonal"
     n, m = self.n_nodes if hidden else len(self), self.spans(hidden)[1].double()
     total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
     return total / max(1, n*n if diagonal else n*(n-1))

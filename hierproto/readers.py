@@ -278,11 +278,8 @@ def from_json(cls:Hierarchy, f, name=None):
 
 # %% ../nbs/01a_readers.ipynb #7ac60d77
 @patch
-def to_json(self:Hierarchy,
-    f=None,  # a path; None returns the text
-    **kwargs # further entries for the file
-):
-    "Write the tree as JSON"
+def to_json(self:Hierarchy, f=None, **kwargs):
+    "Write the tree as JSON, with the entries `kwargs`, to `f`; None returns the text"
     d = dict(format=_tree_format, name=self.name, **kwargs, tree=self.nested(), titles=self.titles,
              weights=[*self.weights.items()])
     try: text = json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False)
@@ -417,8 +414,8 @@ def from_vectors(cls:Hierarchy,
     X,                  # one row per class
     names,              # the classes
     widths=None,        # about how many groups per level, coarsest first; None keeps every join, with its distance
-    method='average',   # scipy's name for the distance between clusters
-    metric='euclidean', # scipy's name for the distance between vectors
+    method='average',   # distance between clusters, see `scipy.cluster.hierarchy.linkage`
+    metric='euclidean', # distance between vectors
     name=None,          # of the tree
 ):
     "A hierarchy by agglomerative clustering of the vectors `X` of the classes `names`"
@@ -447,11 +444,8 @@ def _kinds(s):
     return [*min(chains, key=lambda c: (-len(c), c), default=[]), s.name()]
 
 # %% ../nbs/01a_readers.ipynb #d38f4040
-def wordnet_senses(
-    names,  # the classes, as nouns
-    wn=None # a WordNet reader; None takes nltk's
-):
-    "A table of what each of `names` can mean in WordNet"
+def wordnet_senses(names, wn=None):
+    "A table of what each of the nouns `names` can mean in WordNet, read by `wn`, by default nltk"
     rows = [(n, s.name(), s.definition()) for n in unique_names(names) for s in _synsets(wn or _wordnet(), n)]
     return pd.DataFrame(rows, columns=['name', 'sense', 'definition'])
 
