@@ -27,10 +27,9 @@ def costs_for(
     n # number of prototypes
 ):
     "Symmetric costs between `n` prototypes: those of the classes, or of all nodes of the tree `D`"
-    n_nodes = getattr(D, 'n_nodes', None)
-    if n not in (len(D), n_nodes):
-        also = f", or {n_nodes} to include the inner nodes of the tree" if n_nodes else ""
-        raise HierarchyError(f"{n} prototypes do not fit costs of {len(D)} classes: use {len(D)} prototypes{also}")
+    sizes = sorted({len(D), getattr(D, 'n_nodes', len(D))})
+    if n not in sizes: raise HierarchyError(
+        f"{n} prototypes do not fit costs of {len(D)} classes: use {' or '.join(map(str, sizes))} prototypes")
     C = as_costs(D, hidden=n!=len(D))
     if torch.allclose(C, C.T): return C
     warnings.warn("The costs are not symmetric, but distances are: the guide uses their mean, (D + D.T)/2")
@@ -49,25 +48,21 @@ class _ProtoCallback(Callback):
 # %% ../nbs/04_callbacks.ipynb #91085ec7
 guides = dict(disto=disto_loss, rank=rank_loss, sampled=sampled_disto_loss)
 
-def _get_guide(guide):
-    "The function with the name `guide`; a function stands for itself"
-    if callable(guide): return guide
-    if guide not in guides: raise ValueError(f"unknown guide {guide!r}; choose from {', '.join(guides)}, or a function")
-    return guides[guide]
-
 class MetricGuide(_ProtoCallback):
     "Add `lam` times the `guide` of the model's prototypes to the training loss, eq. 7"
     order = 5 # before `GradientAccumulation` scales the loss, and inside autocast
     def __init__(self,
         D, # a `Hierarchy`, `CostMatrix` or matrix of costs
         guide='disto', # name in `guides`, or a function of prototypes and costs
-        lam=1., # weight of the guide, or a schedule: a function of the share of training done
-        head=None, # the module with `protos`; found in the model by default
-        **kwargs # further arguments of the guide: `scale`, `distance`, `n`, ...
+        lam=1., # weight of the guide, or a function of the share of training done
+        head=None, # the module with `protos`; found by default
+        **kwargs # of the guide: `scale`, `distance`, `n`, ...
     ):
         if not isinstance(D, (Hierarchy,str,Path)): as_costs(D) # report bad costs now, not when training starts
+        if not callable(guide) and guide not in guides:
+            raise ValueError(f"unknown guide {guide!r}; choose from {', '.join(guides)}, or pass a function")
         self.D,self.lam,self.head_,self.rows,self.new = D,lam,head,[],[]
-        self.guide = partial(_get_guide(guide), **kwargs)
+        self.guide = partial(guide if callable(guide) else guides[guide], **kwargs)
         if self.guide.func is sampled_disto_loss: self.guide.keywords.setdefault('scale', RunningScale())
 
 # %% ../nbs/04_callbacks.ipynb #32743efe
@@ -78,7 +73,7 @@ def start(self:MetricGuide):
     if not head.protos.requires_grad: raise ValueError(
         "The prototypes are not learnt by gradient (fixed, frozen or class means): remove `MetricGuide`")
     if not any(p is head.protos for p,*_ in self.opt.all_params()): raise ValueError(
-        "The optimizer is older than the prototypes and does not update them: pass `reset_opt=True` to the first `fit`")
+        "The optimizer is older than the prototypes: pass `reset_opt=True` to the first `fit`")
     if getattr(head, 'n_classes', len(D))!=len(D): raise HierarchyError(
         f"The head scores {head.n_classes} classes, the costs have {len(D)}: pass `n_classes={len(D)}` to the head")
     self.costs = D if sampled and isinstance(D, Hierarchy) else costs_for(D, len(head.protos)).to(head.protos.device)
@@ -132,7 +127,7 @@ class ProtoRates(_ProtoCallback):
     order = MixedPrecision.order+2 # after anything that may cancel the step
     def __init__(self,
         lr=1., # factor to the learning rate
-        wd=None # weight decay of the prototypes; None keeps that of the optimizer
+        wd=None # weight decay of the prototypes; None for that of the optimizer
     ): self.lr_mult,self.proto_wd = lr,wd
 
     def start(self):
@@ -175,9 +170,7 @@ class ScaleRecorder(_ProtoCallback):
 
 # %% ../nbs/04_callbacks.ipynb #c786c4e5
 @patch
-def plot(self:ScaleRecorder,
-    ax=None # matplotlib axes
-):
+def plot(self:ScaleRecorder, ax=None):
     "Plot the optimal scale per batch, and the scale-free distortion per epoch"
     ax = ax or plt.subplots(figsize=(6,3.5))[1]
     ax.plot(self.scales, label='optimal scale $s^\\star$')
@@ -192,15 +185,14 @@ class ProtoWatch(_ProtoCallback):
     "Warn when prototypes diverge or collapse"
     def __init__(self,
         large=1e3, # a mean distance above this, and above the initial one, is a divergence
-        small=1e-2, # a smallest distance below this, and below the initial one, is a collapse
-        n=500 # look at this many prototypes at most
-    ): self.large,self.small,self.n_look = large,small,n
+        small=1e-2 # a smallest distance below this, and below the initial one, is a collapse
+    ): self.large,self.small = large,small
 
     def start(self): self.first,self.said = self._look(),None
     def _look(self):
-        "Mean and smallest distance between class prototypes"
+        "Mean and smallest distance between up to 500 class prototypes"
         protos = self.found.protos.detach()[:getattr(self.found, 'n_classes', None)]
-        d = F.pdist(protos[::math.ceil(len(protos)/self.n_look)].float())
+        d = F.pdist(protos[::math.ceil(len(protos)/500)].float())
         return (d.mean().item(),d.min().item()) if len(d) else (0.,math.inf)
 
 # %% ../nbs/04_callbacks.ipynb #2ee3dcfc
@@ -211,7 +203,7 @@ def after_train(self:ProtoWatch):
     if self.said: return
     if not mean <= max(self.large, mean0): self.said = (
         f"Prototypes diverge: their mean distance was {mean0:.3g} and is {mean:.3g}. "
-        "Add weight decay, as in `ProtoRates(wd=0.01)`, or lower their learning rate")
+        "Add weight decay (`ProtoRates(wd=0.01)`), or lower their learning rate")
     elif least < min(self.small, least0): self.said = (
         f"Prototypes collapse: their smallest distance was {least0:.3g} and is {least:.3g}. "
         "Use less weight decay (`ProtoRates(wd=0)`), a smaller `lam` or a wider `init`")
@@ -225,10 +217,9 @@ def _check_targets(y, K, ignore_index=-100):
     "Raise if integer labels `y` are not one of `K` classes"
     y = y.as_subclass(Tensor).long()
     bad = y[(y!=ignore_index) & ((y<0) | (y>=K))]
-    if not len(bad): return
-    which = ', '.join(map(str, bad.unique()[:5].tolist()))
-    raise HierarchyError(f"{len(bad)} of {y.numel()} labels in this batch are not one of the {K} classes 0 to {K-1}: "
-                         f"{which}. Correct them, or pass the label of unlabelled samples as `ignore_index`")
+    if len(bad): raise HierarchyError(
+        f"{len(bad)} of {y.numel()} labels in this batch are not one of the {K} classes 0 to {K-1}: "
+        f"{', '.join(map(str, bad.unique()[:5].tolist()))}. Correct them, or pass `ignore_index` to the loss")
 
 # %% ../nbs/04_callbacks.ipynb #c6aa8e18
 def _odd(t): return isinstance(t, Tensor) and t.is_floating_point() and not t.isfinite().all()
@@ -304,7 +295,7 @@ class PrototypePlot(_ProtoCallback):
     "Keep the embeddings of the validation set and the prototypes of each epoch, and plot them"
     run_train,run_valid = False,True
     def __init__(self,
-        n=1000, # keep at most this many embeddings per epoch
+        n=1000, # embeddings per epoch
         names=None, # class names, written next to their prototypes
         h=None # a `Hierarchy`, whose edges are drawn between hidden prototypes
     ): self.n_keep,self.names,self.h = n,names,h

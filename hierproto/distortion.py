@@ -15,10 +15,8 @@ from torch import nn
 from .hierarchy import *
 
 # %% ../nbs/01_distortion.ipynb #52583b92
-def unit(
-    x # vectors along the last dimension
-):
-    "Vectors of length one in the directions of `x`; zero for zero"
+def unit(x):
+    "Vectors of length one in the directions of `x`, along the last dimension; zero for zero"
     top = x.detach().abs().amax(-1, keepdim=True)
     ok = top > 1e-30
     x = x/top.where(ok, 1)
@@ -34,12 +32,11 @@ def _float(x, y):
 
 def euclidean(x, y):
     "Euclidean distances between the rows of `x` and of `y`"
-    same = x is y
+    # among up to 25 prototypes torch takes differences, so that equal rows are exactly 0 apart
+    mode = 'use_mm_for_euclid_dist_if_necessary' if x is y else 'use_mm_for_euclid_dist'
     x, y = _float(x, y)
     c = y[0].detach()
     c = c + (y.detach() - c).mean(0) # exactly `y[0]` if all rows are equal; a plain mean could round
-    # among up to 25 prototypes torch takes differences, so that equal rows are exactly 0 apart
-    mode = 'use_mm_for_euclid_dist_if_necessary' if same else 'use_mm_for_euclid_dist'
     return torch.cdist(x - c, y - c, compute_mode=mode)
 
 # %% ../nbs/01_distortion.ipynb #0113866a
@@ -59,9 +56,7 @@ def cosine(x, y):
 
 distances = dict(euclidean=euclidean, squared=squared, pseudo_huber=pseudo_huber, cosine=cosine)
 
-def get_distance(
-    distance # name in `distances` or a function of `(N, m)`, `(M, m)`
-):
+def get_distance(distance):
     "The function called `distance`; functions are returned as they are"
     if callable(distance): return distance
     if distance in distances: return distances[distance]
@@ -274,7 +269,6 @@ def _descend(x, loss, progress, n_steps=100, tol=1e-6):
 def embed_metric(
     D, # a Hierarchy or (K, K) costs
     m, # dimensions
-    space='euclidean', # or 'sphere': unit vectors, with a free scale
     scale=1., # minimise eq. 6 at this scale; `None` leaves it free
     hidden=False, # place all nodes of the tree
     n_init=1, # starts: classical scaling, then random ones; the best result is returned
@@ -282,12 +276,9 @@ def embed_metric(
     progress=True # show a progress bar
 ):
     "`m`-dimensional prototypes whose distances follow the costs `D`"
-    if space not in ('euclidean', 'sphere'): raise ValueError(f"space must be 'euclidean' or 'sphere', got {space!r}")
     D, g = as_costs(D, hidden).double(), torch.Generator().manual_seed(seed)
-    place, scale = (F.normalize, None) if space == 'sphere' else (lambda x: x, scale)
     def start(i):
         x = torch.randn(len(D), m, generator=g, dtype=torch.double).to(D.device)*D.mean()/m**.5
         return (x if i else _classical(D, m) + .01*x)/(scale or 1.)
-    def loss(x): return disto_loss(place(x), D, scale=scale)
-    found = [_descend(start(i), loss, progress) for i in range(n_init)]
-    return place(min(found, key=lambda o: o[0])[1]).float()
+    def loss(x): return disto_loss(x, D, scale=scale)
+    return min((_descend(start(i), loss, progress) for i in range(n_init)), key=lambda o: o[0])[1].float()

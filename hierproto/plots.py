@@ -91,12 +91,11 @@ def _plot_matrix(ax, D):
     ax.set(xlabel='true', ylabel='predicted')
     return ax, 60 * ax.figure.get_size_inches()[1] * ax.get_position().height
 
-# %% ../nbs/09_plots.ipynb #4ebba980
-def _name_both_axes(ax, at, names, size=8):
+def _name_both_axes(ax, at, names):
     "Write `names` at the positions `at` of both axes"
     short = [n if len(n) <= 24 else n[:23] + '…' for n in names]
-    ax.set_xticks(at, short, size=size, rotation=90, parse_math=False)
-    ax.set_yticks(at, short, size=size, parse_math=False)
+    ax.set_xticks(at, short, size=8, rotation=90, parse_math=False)
+    ax.set_yticks(at, short, size=8, parse_math=False)
     ax.tick_params(length=0)
 
 # %% ../nbs/09_plots.ipynb #51f6ab14
@@ -110,15 +109,12 @@ def plot_costs(self:CostMatrix, ax=None):
 
 # %% ../nbs/09_plots.ipynb #bf230356
 @patch
-def plot_costs(self:Hierarchy,
-    ax=None,    # where to draw
-    level=None, # level of the groups that are named; None takes the deepest that has at most 40
-):
-    "The cost matrix with the classes in the order of the tree"
+def plot_costs(self:Hierarchy, ax=None):
+    "The cost matrix with the classes in the order of the tree, and the deepest groups of which there are at most 40"
     order, (first, size) = self.order, self.spans()
     ax, points = _plot_matrix(ax, self.costs()[order][:,order])
-    fits = [l for l in range(1, self.depth+1) if l == 1 or len(self.ancestors(l).unique()) <= 40]
-    groups = self.ancestors(fits[-1] if level is None else level).unique()
+    levels = [self.ancestors(l).unique() for l in range(1, self.depth+1)]
+    groups = ([o for o in levels if len(o) <= 40] or levels[:1])[-1]
     groups = groups[size[groups]*points >= 8*len(self)].tolist()
     _name_both_axes(ax, [(first[i] + size[i]/2 - .5).item() for i in groups], [self.nodes[i][-1] for i in groups])
     for x in {first[i].item() for i in self.ancestors(1).tolist()} - {0}:
@@ -127,26 +123,21 @@ def plot_costs(self:Hierarchy,
     return ax
 
 # %% ../nbs/09_plots.ipynb #9de34e1c
-def _limits(ax, points):
-    "Square limits of `ax` around `points`, so that distances can be compared by eye"
+def _draw_cells(ax, head, points, colors, n=200):
+    "Square limits around `points`, and the background in the colour of the class that `head` predicts there"
     lo, hi = points.amin(0), points.amax(0)
-    (x, y), r = (lo+hi)/2, .55*(hi-lo).max()
+    (x, y), r = ((lo+hi)/2).tolist(), .55*(hi-lo).max().item()
     ax.set(xlim=(x-r, x+r), ylim=(y-r, y+r), aspect='equal')
+    grid = torch.cartesian_prod(torch.linspace(y-r, y+r, n), torch.linspace(x-r, x+r, n)).flip(1)
+    with torch.no_grad(): pred = head(grid.to(head.protos)).argmax(1).view(n, n).cpu()
+    ax.imshow(colors[pred], extent=(x-r, x+r, y-r, y+r), origin='lower', alpha=.15, interpolation='nearest')
 
 # %% ../nbs/09_plots.ipynb #a6263428
-def _cells(ax, head, colors, n=200):
-    "Colour the background of `ax` by the class that `head` predicts there"
-    (x0, x1), (y0, y1) = ax.get_xlim(), ax.get_ylim()
-    grid = torch.cartesian_prod(torch.linspace(y0, y1, n), torch.linspace(x0, x1, n)).flip(1)
-    with torch.no_grad(): pred = head(grid.to(head.protos)).argmax(1).view(n, n).cpu()
-    ax.imshow(colors[pred], extent=(x0, x1, y0, y1), origin='lower', alpha=.15, aspect='equal', interpolation='nearest')
-
-# %% ../nbs/09_plots.ipynb #178c534d
 def plot_embedding(
     z,           # embeddings (N, 2)
     y,           # their classes (N,)
     head,        # a `PrototypeHead` of two dimensions
-    names=None,  # names of the classes, written at their prototypes
+    names=None,  # of the classes, written at their prototypes
     h=None,      # a `Hierarchy`, whose edges are drawn between hidden prototypes
     ax=None,     # matplotlib axes
     cmap='tab10' # colours of the classes
@@ -164,6 +155,5 @@ def plot_embedding(
     ax.scatter(*protos[:K].T, c=colors, s=70, marker='s', **edge)
     for k, n in enumerate(names or []):
         ax.annotate(str(n), protos[k], xytext=(5, 5), textcoords='offset points', zorder=4)
-    _limits(ax, torch.cat([z, protos]))
-    _cells(ax, head, colors)
+    _draw_cells(ax, head, torch.cat([z, protos]), colors)
     return ax

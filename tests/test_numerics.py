@@ -178,7 +178,7 @@ def test_scales_of_costs(scale):
     x = data(m=K)[0]
     assert torch.equal(crm(x, D*scale), crm(x, D))
     torch.testing.assert_close(expected_cost(x, D*scale)/scale, expected_cost(x, D), rtol=1e-4, atol=1e-6)
-    tall = Hierarchy.from_paths(h.nodes[:K], weights={n: float(w)*scale for n, w in zip(h.nodes[:-1], h.weight)})
+    tall = Hierarchy.from_paths(h.nodes[:K], weights={n: float(w)*scale for n, w in zip(h.nodes[:-1], h.edge_weights)})
     torch.testing.assert_close(tall.costs()/scale, D, rtol=1e-5, atol=1e-6)
 
 def test_weights_that_would_be_lost_are_refused():

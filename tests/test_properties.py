@@ -75,7 +75,7 @@ def test_costs_are_the_paths_of_networkx(h, seed):
 @holds(trees(2000))
 def test_the_books_of_a_tree(h):
     "Parents, levels, ancestors and ancestry tell one story"
-    K, A, paths = len(h), h.ancestry(), h.paths()
+    K, A, paths = len(h), h.ancestry(), h.path_table()
     assert h.parent[-1] == -1 and (h.parent[:-1] >= K).all() and h.nodes[-1] == ()
     assert [h.nodes[p] for p in h.parent[:-1].tolist()] == [n[:-1] for n in h.nodes[:-1]]
     assert h.levels.tolist() == [len(n) for n in h.nodes] and h.depth == max(map(len, h.nodes))
