@@ -1,4 +1,4 @@
-"What the API pages promise: each public name says in one line what it does, each argument has its comment, and some notebook uses the name."
+"Each public name has a one-line docstring and documented arguments, and some notebook uses it."
 import builtins, dis, importlib, inspect, json, pkgutil, re, types
 from pathlib import Path
 
@@ -11,31 +11,31 @@ root = Path(__file__).resolve().parent.parent
 mods = {m.name.removeprefix('hierproto.'): importlib.import_module(m.name) for m in pkgutil.walk_packages(hierproto.__path__, 'hierproto.')}
 
 def public(mod):
-    "Names that the module `mod` exports, with what they stand for"
+    "Names that the module `mod` exports, and their values"
     return {n: getattr(mod, n) for n in getattr(mod, '__all__', []) if hasattr(mod, n)}
 
 names = {f'{m}.{n}': o for m, mod in mods.items() for n, o in public(mod).items()}
 defined = {k: o for k, o in names.items() if (inspect.isfunction(o) or inspect.isclass(o)) and o.__module__ == f"hierproto.{k.rpartition('.')[0]}"}
 
 def used():
-    "Words in those code cells of the notebooks that are not exported: tests and examples"
+    "Words in tests and examples: the code cells of the notebooks that are not exported"
     cells = (c for f in sorted((root/'nbs').glob('[!._]*.ipynb')) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
     code = (''.join(c['source']) for c in cells if c['cell_type'] == 'code')
     return {w for s in code if not re.search(r'^#\| *exports?\b', s, re.M) for w in re.findall(r'\w+', s)}
 
-# programs are tried by tests/test_install.py
+# tests/test_install.py runs the commands
 shown = used() | set(re.findall(r'\w+', re.search(r'^console_scripts *=(.*)$', (root/'settings.ini').read_text(encoding='utf-8'), re.M)[1]))
 
 def bare(o):
-    "Arguments of `o` that have neither a comment of their own nor a place in its docstring"
+    "Arguments of `o` without a comment that its docstring does not mention"
     if inspect.isclass(o) and '__init__' not in vars(o): return []
     doc, args = o.__doc__ or '', inspect.signature(o.__init__ if inspect.isclass(o) else o).parameters
-    # fastcore reads no comment after `*args` and `**kwargs`, whatever they are called
+    # fastcore does not read comments after `*args` and `**kwargs`
     named = [k for k, p in args.items() if k != 'self' and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     comments = docments(o)
     return [k for k in named if not comments.get(k) and f'`{k}`' not in doc]
 
-# What is still to be mended, by module: these lists may only become shorter. A name that no longer needs its place here fails the last test.
+# Known exceptions by module. The last test fails for a name that is no longer an exception.
 UNDOCUMENTED = {}
 UNUSED = {}
 NOT_IMPORTED = {}
@@ -44,28 +44,31 @@ def excused(name, places): m, _, n = name.rpartition('.'); return n in places.ge
 
 @pytest.mark.parametrize('name', defined)
 def test_says_what_it_does(name):
-    if excused(name, UNDOCUMENTED): pytest.skip('still to be mended')
+    if excused(name, UNDOCUMENTED): pytest.skip('known exception')
     doc = vars(defined[name]).get('__doc__') if inspect.isclass(defined[name]) else defined[name].__doc__
-    assert (doc or '').strip() and '\n' not in doc.strip(), 'wants a docstring of one line'
-    assert not bare(defined[name]), f"neither commented nor named in the docstring: {', '.join(bare(defined[name]))}"
+    assert (doc or '').strip() and '\n' not in doc.strip(), 'needs a docstring of one line'
+    assert not bare(defined[name]), f"arguments without documentation: {', '.join(bare(defined[name]))}"
 
 @pytest.mark.parametrize('name', names)
 def test_used_in_a_notebook(name):
-    if excused(name, UNUSED): pytest.skip('still to be mended')
-    assert name.rpartition('.')[2] in shown, 'no test and no example uses it'
+    if excused(name, UNUSED): pytest.skip('known exception')
+    assert name.rpartition('.')[2] in shown, 'no notebook tests or shows it'
 
 def codes(code):
+    "`code` and the code objects inside it"
     yield code
     for c in code.co_consts:
         if isinstance(c, types.CodeType): yield from codes(c)
 
 @pytest.mark.parametrize('mod', mods)
 def test_knows_its_names(mod):
-    "A name that a notebook imports in a hidden cell is there when the notebook is tested, and missing in the module"
+    "A name that a notebook imports in a cell that is not exported is missing in the module"
     top = compile(Path(mods[mod].__file__).read_text(encoding='utf-8'), mod, 'exec')
-    loads = {i.argval: c.co_name for c in codes(top) if c is not top for i in dis.get_instructions(c) if i.opname == 'LOAD_GLOBAL'}
-    unknown = {k: v for k, v in loads.items() if not hasattr(mods[mod], k) and not hasattr(builtins, k) and k not in NOT_IMPORTED.get(mod, '').split()}
-    assert not unknown, f"used and not imported: {', '.join(f'{k} in {v}' for k, v in unknown.items())}"
+    inner = [c for c in codes(top) if c is not top]
+    loads = {i.argval: c.co_name for c in inner for i in dis.get_instructions(c) if i.opname == 'LOAD_GLOBAL'}
+    excused = NOT_IMPORTED.get(mod, '').split()
+    unknown = {k: v for k, v in loads.items() if not hasattr(mods[mod], k) and not hasattr(builtins, k) and k not in excused}
+    assert not unknown, f"used but not imported: {', '.join(f'{k} in {v}' for k, v in unknown.items())}"
 
 def test_exceptions_are_needed():
     over = [k for k, o in defined.items() if excused(k, UNDOCUMENTED) and (o.__doc__ or '').strip() and not bare(o)]
@@ -73,4 +76,4 @@ def test_exceptions_are_needed():
     over += [f'{m}.{n}' for m, ns in NOT_IMPORTED.items() for n in ns.split() if hasattr(mods[m], n)]
     known = {tuple(k.rpartition('.')[::2]) for k in names}
     over += [f'{m}.{n}' for places in (UNDOCUMENTED, UNUSED) for m, ns in places.items() for n in ns.split() if (m, n) not in known]
-    assert not over, f"take off the lists: {', '.join(over)}"
+    assert not over, f"no longer exceptions: {', '.join(over)}"

@@ -1,16 +1,24 @@
-"The docs site's configuration: one source for each fact, a place in the sidebar for each notebook, notebooks that nbdev can process."
-import ast, re, sys
+"The docs site: its settings, its sidebar, what nbdev can process, and what Quarto and Sphinx get to render."
+import ast, os, re, subprocess, sys
 from configparser import ConfigParser
 from pathlib import Path
 
 import nbformat, pytest, yaml
+from nbdev.config import get_config
 from nbdev.doclinks import NbdevLookup
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 root = Path(__file__).parents[1]
 sys.path.insert(0, str(root/'tools'))
-import docs
+import docs, readme
 
 names = docs.notebooks()
+nbs = {n: nbformat.read(root/'nbs'/n, 4) for n in names}
+pages = {n: docs._nbpath2html(Path(n)).stem for n in names}
+
+def markdown(name): return '\n'.join(c.source for c in nbs[name].cells if c.cell_type == 'markdown')
+
+# Settings and sidebar
 
 def test_settings_agree():
     ini = ConfigParser(delimiters=['='])
@@ -22,18 +30,39 @@ def test_settings_agree():
     assert site['navbar']['tools'][0]['href'] == cfg['git_url']
     assert site['site-url'] == cfg['doc_host'] + cfg['doc_baseurl']
     assert quarto['project']['output-dir'] == cfg['doc_path'] == '_docs'
+    assert (root/'nbs'/quarto['format']['html']['css']).exists()
 
 def test_sidebar_has_every_notebook_once():
-    listed = ['index.ipynb', *(n for group in docs.sidebar().values() for n in group)]
+    listed = [*docs.front(), *(n for group in docs.sidebar().values() for n in group)]
     assert sorted(listed) == names
 
-def test_sections_follow_the_numbers():
-    for group in docs.sidebar().values(): assert group and group == sorted(group)
+def test_sidebar_has_no_empty_lines():
+    for s in docs.site['sidebar']['contents']:
+        for c in s.get('contents', []): assert any(docs.fnmatch(n, c['auto']) for n in names), f"{c['auto']} matches no notebook"
 
-def test_patterns():
-    bar = docs.sidebar(['00_hierarchy.ipynb', '10_baselines.hxe.ipynb', '19_methods.ipynb', '60_start.ipynb', 'index.ipynb'])
-    assert {k: v for k, v in bar.items() if v} == {'Foundation': ['00_hierarchy.ipynb'], 'Baselines': ['10_baselines.hxe.ipynb'],
-                                                   'Methods': ['19_methods.ipynb'], 'Tutorials': ['60_start.ipynb']}
+def test_sidebar_starts_with_home_and_api(): assert docs.front() == ['index.ipynb', 'api.ipynb']
+
+def test_no_section_is_called_like_one_of_its_pages():
+    for section, group in docs.sidebar().items():
+        titles = [re.match('# (.*)', nbs[n].cells[0].source)[1] for n in group]
+        assert section not in titles
+
+def test_only_the_current_section_is_open(): assert docs.site['sidebar']['collapse-level'] == 1
+
+def test_one_search_field(): assert docs.site['navbar']['search'] and not docs.site['sidebar']['search']
+
+def test_tables_follow_the_theme():
+    "In a dark theme a fixed colour is unreadable"
+    css = (root/'nbs/styles.css').read_text(encoding='utf-8')
+    assert set(re.findall(r'[^-]\bcolor: ([^;]+);', css)) == {'var(--bs-body-color) !important'}
+
+def test_nbdev_leaves_the_readme_alone():
+    "`nbdev_docs` writes README.md anew whenever its notebook is newer, as may happen in a fresh clone"
+    from nbdev.quarto import _doc_mtime_not_older
+    cfg = get_config(path=root)
+    assert _doc_mtime_not_older(root/'README.md', root/'nbs'/cfg.readme_nb)
+
+# Links and anchors
 
 @pytest.mark.parametrize('title,anchor', [('Hierarchy.from_paths', 'hierarchy.from_paths'), ('The proof, at last', 'the-proof-at-last'),
                                           ('2 classes', 'classes'), ('`disto_loss`', 'disto_loss')])
@@ -44,43 +73,133 @@ def test_links_lead_into_the_site():
     pages = {'00_hierarchy.ipynb': ('hierarchy', ['hierarchy', 'hierarchy-1', 'hierarchy.costs', 'proof'])}
     for old, new in [('00_hierarchy.ipynb', 'hierarchy.html'), ('00_hierarchy.ipynb#Proof', 'hierarchy.html#proof'),
                      (f'{url}/hierarchy.html#hierarchy.costs', 'hierarchy.html#hierarchy.costs'),
-                     (f'{url}/hierarchy.html#hierarchy', 'hierarchy.html#hierarchy-1'),      # the class, not the page's title
+                     (f'{url}/hierarchy.html#hierarchy', 'hierarchy.html#hierarchy-1'),      # the class, not the title of the page
                      (f'{url}/hierarchy.html#hierarchy.inner', 'hierarchy.html#hierarchy'),  # has no heading of its own
                      ('https://example.org/a.html', 'https://example.org/a.html'), ('images/a.png', 'images/a.png')]:
         assert docs.local_link(old, pages) == new
 
-@pytest.mark.parametrize('name', names)
-def test_opens_with_title_and_description(name):
-    assert re.match(r'# \S.*\n\n> \S', nbformat.read(root/'nbs'/name, 4).cells[0].source)
+def test_api_names_have_a_page():
+    "The API page links each name to its definition, which nbdev must know; constants are the exception"
+    import hierproto.all as everything
+    for n in docs.public:
+        o = getattr(everything, n)
+        if not hasattr(o, '__module__'): continue
+        assert re.search(rf"/{o.__module__.partition('.')[2]}\.html#{n.lower()}$", NbdevLookup().doc(n) or ''), n
+
+# Notebooks
 
 @pytest.mark.parametrize('name', names)
-def test_outputs_speak_of_no_machine(name):
-    "Warnings, and folders of whoever ran the notebook last, are nothing to read"
-    for c in nbformat.read(root/'nbs'/name, 4).cells:
+def test_opens_with_title_and_description(name): assert re.match(r'# \S.*\n\n> \S', nbs[name].cells[0].source)
+
+@pytest.mark.parametrize('name', names)
+def test_outputs_have_no_paths_or_warnings(name):
+    for c in nbs[name].cells:
         for o in c.get('outputs', []):
-            said = o.get('text', '') + ''.join(str(v) for k, v in o.get('data', {}).items() if k.startswith('text/'))
-            assert o.get('name') != 'stderr' and not re.search(r'site-packages|/(work|home|root|tmp|Users)/', said), (c.source, said)
+            text = o.get('text', '') + ''.join(str(v) for k, v in o.get('data', {}).items() if k.startswith('text/'))
+            assert o.get('name') != 'stderr' and not re.search(r'site-packages|/(work|home|root|tmp|Users)/', text), (c.source, text)
 
 @pytest.mark.parametrize('name', names)
-def test_imports_stand_alone(name):
-    "Where there is something to document, nbdev runs each cell that imports: with other code in it, that code runs too, out of context"
-    cells = [c for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'code']
+def test_imports_have_their_own_cell(name):
+    "If a notebook exports something, nbdev runs each cell that imports; other code in it would run too, out of context"
+    cells = [c for c in nbs[name].cells if c.cell_type == 'code']
     if not any(re.search(r'^#\| *exports?\b', c.source, re.M) for c in cells): return
     for c in cells:
         if re.search(r'^#\| *(export|hide)|^\s*[%!]|nbdev_export\(\)', c.source, re.M): continue
         tree = ast.parse(c.source)
         imports = any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.walk(tree))
         alone = all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in tree.body)
-        assert alone or not imports, f'give the imports a cell of their own:\n{c.source}'
+        assert alone or not imports, f'move the imports to their own cell:\n{c.source}'
 
 @pytest.mark.parametrize('name', names)
 def test_no_link_inside_a_link(name):
-    "nbdev makes a link of each exported name in backticks: as the whole text of a link it would become a link in a link, which no renderer shows"
-    md = '\n'.join(c.source for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'markdown')
-    nested = [t for t in re.findall(r'\[([^\[\]]*`[^\[\]]*)\]\(', md) if any(NbdevLookup().doc(n) for n in re.findall(r'`([^`\s]+?)(?:\(\))?`', t))]
-    assert not nested, f'name it without a link, or give the link other words: {nested}'
+    "nbdev links each exported name in backticks; inside the text of a link that would be a link in a link"
+    texts = re.findall(r'\[([^\[\]]*`[^\[\]]*)\]\(', markdown(name))
+    nested = [t for t in texts if any(NbdevLookup().doc(n) for n in re.findall(r'`([^`\s]+?)(?:\(\))?`', t))]
+    assert not nested, f'remove the link or the backticks: {nested}'
 
-def test_pages_have_names_of_their_own():
-    "A page is called as its notebook without the number, so two numbers must not share a name"
-    pages = [f.stem.partition('_')[2] for f in Path(__file__).parent.parent.glob('nbs/[0-9]*.ipynb')]
-    assert sorted({o for o in pages if pages.count(o) > 1}) == []
+def test_page_names_are_unique():
+    "A page has the name of its notebook without the number"
+    assert len(set(pages.values())) == len(pages)
+
+def test_front_page_fits():
+    "Code that the front page shows has at most 100 characters per line"
+    for c in nbs['index.ipynb'].cells:
+        if c.cell_type == 'code' and not re.search(r'^#\| *(hide|echo: *false)', c.source, re.M):
+            assert not [l for l in c.source.splitlines() if len(l) > 100]
+
+# What Quarto and Sphinx get
+
+url = docs.site['site-url']
+signature = f'''---
+
+[source](https://github.com/hierproto/hierproto/blob/main/hierproto/recipes.py#L68){{target="_blank" style="float:right; font-size:smaller"}}
+
+### cosine
+
+```python
+def cosine(
+    x, # a [`Hierarchy`]({url}/hierarchy.html#hierarchy)
+    y:NoneType=None
+):
+```
+
+*Distance, as in [`Hierarchy`]({url}/hierarchy.html#hierarchy)*
+
+*Call self as a function.*'''
+png = new_output('display_data', {'image/png': 'iVBORw0KGgo=', 'text/plain': '<Figure>'})
+
+@pytest.fixture
+def polished():
+    "A page called 'distortion' after `polish`"
+    text = f'Call [`train`]({url}/experiments.html#train) and [`disto_loss`]({url}/distortion.html#disto_loss). More.'
+    cells = [new_markdown_cell(text), new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]),
+             new_markdown_cell('## Title\n\nThe *loss* falls to $0$. Then it stays.'), new_code_cell('plot()', outputs=[png]),
+             new_code_cell('#| fig-alt: "My words"\nplot()', outputs=[png])]
+    nb = new_notebook(cells=cells)
+    docs.polish(nb, 'distortion')
+    return nb
+
+def test_signatures_are_plain(polished):
+    md = polished.cells[1].outputs[0].data['text/markdown']
+    assert '# a `Hierarchy`\n    y=None' in md and '*Distance, as in [`Hierarchy`](hierarchy.html#hierarchy)*' in md
+
+def test_the_docstring_of_python_is_hidden(polished): assert 'Call self' not in polished.cells[1].outputs[0].data['text/markdown']
+
+def test_everyday_words_are_not_links(polished):
+    assert polished.cells[0].source == 'Call `train` and [`disto_loss`](distortion.html#disto_loss). More.'
+
+def test_source_is_that_of_the_page(polished):
+    "`cosine` is also the name of a schedule in `hierproto.recipes`"
+    assert re.search(r'blob/main/hierproto/distortion\.py#L\d+\)', polished.cells[1].outputs[0].data['text/markdown'])
+
+def test_figures_have_alternative_texts(polished):
+    assert polished.cells[3].source == '#| fig-alt: "The loss falls to 0."\nplot()'
+    assert polished.cells[4].source == '#| fig-alt: "My words"\nplot()'
+    readme.tag_options(polished.cells[4])
+    assert polished.cells[4].metadata['mystnb'] == {'image': {'alt': 'My words'}} and polished.cells[4].source == 'plot()'
+
+@pytest.fixture
+def quarto(tmp_path, monkeypatch):
+    "A stand-in for Quarto that renders one file and prints what QUARTO_SAYS contains; one small notebook instead of ours"
+    exe = tmp_path/'bin/quarto'
+    exe.parent.mkdir()
+    exe.write_text('#!/bin/sh\nmkdir _docs && cp *.ipynb *.css _docs/ && echo "$QUARTO_SAYS" >&2\n')
+    exe.chmod(0o755)
+    monkeypatch.setenv('PATH', f"{exe.parent}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path/'nbs').mkdir()
+    (tmp_path/'nbs/styles.css').touch()
+    nbformat.write(new_notebook(cells=[new_markdown_cell('# Title\n\n> A line'), new_code_cell('plot()', outputs=[png])]),
+                   tmp_path/'nbs/10_page.ipynb')
+    monkeypatch.setattr(docs, 'root', tmp_path)
+    monkeypatch.setattr(docs, 'parallel', lambda f, items, **kw: [f(o) for o in items])
+    return tmp_path
+
+def test_quarto_renders_the_polished_notebooks(quarto):
+    (quarto/'README.md').write_text('untouched')
+    docs.build(quarto/'_docs', quarto=True)
+    assert '#| fig-alt: ' in nbformat.read(quarto/'_docs/10_page.ipynb', 4).cells[-1].source
+    assert (quarto/'_docs/styles.css').exists() and (quarto/'README.md').read_text() == 'untouched'
+
+def test_warnings_of_quarto_fail_the_build(quarto, monkeypatch):
+    monkeypatch.setenv('QUARTO_SAYS', 'WARN: Unable to resolve link target')
+    with pytest.raises(SystemExit, match='Unable to resolve link target'): docs.build(quarto/'_docs', quarto=True)

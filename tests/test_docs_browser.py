@@ -1,6 +1,7 @@
-"""The docs site as tools/docs.py builds it without Quarto, opened page by page in a headless Chromium.
+"""Open each page of the docs site in a headless Chromium, wide and narrow, light and dark.
 
-With DOCS_SHOTS=folder in the environment each page is also pictured there, narrow and wide."""
+DOCS_SITE=folder tests a site that is already built, for example by Quarto; otherwise tools/docs.py builds one with Sphinx.
+DOCS_SHOTS=folder saves a screenshot of each page."""
 import ast, functools, http.server, os, re, shutil, subprocess, sys, threading
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
@@ -17,13 +18,15 @@ names = docs.notebooks()
 page_of = {n: _nbpath2html(Path(n)).name for n in names}
 chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 in_browser = pytest.mark.skipif(not chromium, reason='Chromium is not installed')
-flags = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'
+flags = ('--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
+         '--disable-component-update --disable-sync')
 widths = 1280, 390
 
 def markdown(name): return '\n\n'.join(c.source for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'markdown')
 
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
+    if built := os.environ.get('DOCS_SITE'): return Path(built).absolute()
     out = tmp_path_factory.mktemp('docs')/'site'
     run = subprocess.run([sys.executable, root/'tools/docs.py', '--out', out], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-5000:]
@@ -49,7 +52,7 @@ def browser():
 
 @pytest.fixture
 def page(browser):
-    "A new page that keeps what goes wrong in `page.faults`"
+    "A new page that collects errors in `page.faults`"
     page = browser.new_page(viewport=dict(width=widths[0], height=900))
     page.faults = []
     page.on('console', lambda m: m.type in ('error', 'warning') and page.faults.append(m.text))
@@ -60,7 +63,7 @@ def page(browser):
     yield page
     page.close()
 
-# Text that a reader sees outside of code, where a formula that was not rendered would stand
+# text outside code, where raw formulas and links would show
 prose = """() => { const walk = document.createTreeWalker(document.querySelector('article'), NodeFilter.SHOW_TEXT), text = [];
     while (walk.nextNode()) if (!walk.currentNode.parentElement.closest('pre, code, script, style, mjx-container')) text.push(walk.currentNode.data);
     return text.join(' ') }"""
@@ -69,7 +72,7 @@ maths = """async () => { if (window.MathJax) await MathJax.startup.promise;
     return {wanted: count('.math'), shown: count('.math > mjx-container'), errors: count('mjx-merror, [data-mjx-error]'), display: count('mjx-container[display]'),
             tags: [...document.querySelectorAll('[id^="mjx-eqn:"]')].filter(o => o.getBoundingClientRect().width).map(o => decodeURIComponent(o.id.slice(8)))} }"""
 images = "() => [...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src)"
-# What sticks out on the right without a box of its own that scrolls
+# elements wider than the screen that do not scroll in their own box
 overflow = """() => { const wide = o => o.getBoundingClientRect().right > innerWidth + 1, scrolls = o => getComputedStyle(o).overflowX != 'visible';
     const boxed = o => { for (let p = o.parentElement; p && p.tagName != 'ARTICLE'; p = p.parentElement) if (scrolls(p) && !wide(p)) return true };
     const out = [...document.querySelectorAll('article *')].filter(o => wide(o) && !(scrolls(o) && !wide(o)) && !boxed(o)).map(o => o.outerHTML.slice(0, 120));
@@ -114,7 +117,7 @@ def test_dark_and_light(page, url):
     assert len(seen) == 2
 
 def test_links(site):
-    "Each link and each picture of each page leads to a file of the site, and to an anchor that is there"
+    "Each link and image of each page leads to a file of the site, and to an existing anchor"
     pages = {p.name: p.read_text(encoding='utf-8') for p in site.glob('*.html')}
     assert {*page_of.values()} <= pages.keys()
     ids = {n: {unquote(i) for i in re.findall(r'\bid="([^"]+)"', html)} for n, html in pages.items()}
@@ -130,12 +133,12 @@ def test_links(site):
 def test_sidebar(site):
     html = (site/'index.html').read_text(encoding='utf-8')
     tree = html[html.index('class="sidebar-tree"'):html.index('</aside>')]
-    groups = {k: v for k, v in docs.sidebar().items() if v}
+    groups = {'Reference': docs.front()[1:], **{k: v for k, v in docs.sidebar().items() if v}}
     assert re.findall(r'class="caption"[^>]*><span class="caption-text">(.*?)</span>', tree) == list(groups)
     assert re.findall(r'class="reference internal" href="(.*?)"', tree) == [page_of[n] for g in groups.values() for n in g]
 
 def test_api(site):
-    "Each exported function and class stands on its page under a heading of its own, with its signature"
+    "Each exported function and class has a heading and a signature on its page"
     from hierproto._modidx import d
     for mod, syms in d['syms'].items():
         body = ast.parse((root/f"{mod.replace('.', '/')}.py").read_text(encoding='utf-8')).body
@@ -145,3 +148,25 @@ def test_api(site):
             page = syms[f'{mod}.{name}'][0].partition('#')[0]
             html = (site/page).read_text(encoding='utf-8')
             assert re.search(rf'<h[1-6]>{name}<.*?<span class="k">def</span> *(<span class="w"> </span>)?<span class="nf">{name}</span>', html, re.S), f'{name} is not on {page}'
+
+def rendered(site):
+    "The contents of each page: everything inside <article> or, with Quarto, <main>"
+    html = {n: (site/page).read_text(encoding='utf-8') for n, page in page_of.items()}
+    return {n: re.search(r'<(article|main)\b.*</\1>', text, re.S)[0] for n, text in html.items()}
+
+def test_no_traces_of_the_tools(site):
+    "Raw links in signatures, types of defaults, and the docstring that Python gives to functions without one"
+    for name, html in rendered(site).items():
+        bad = re.findall(r'Call self as a function|:NoneType=|\[`[^`\n]+`\]\([^\n]*', re.sub('<[^>]+>', '', html))
+        assert not bad, f'{name}: {bad}'
+
+def test_images_have_alternative_texts(site):
+    for name, html in rendered(site).items():
+        bad = [i[:200] for i in re.findall(r'<img\b[^>]*>', html) if not re.search(r'\balt="[^"]*\w{3}', i) or re.search(r'alt="[^"]*_files/|alt="_images', i)]
+        assert not bad, f'{name}: {bad}'
+
+def test_api_page_links_to_definitions(site):
+    html = (site/'api.html').read_text(encoding='utf-8')
+    known = {k.rpartition('.')[2] for syms in docs.modidx['syms'].values() for k in syms}
+    for n in docs.public & known:
+        assert re.search(rf'href="[\w.]+\.html#[\w.-]*{n.lower()}[\w.-]*"[^>]*><code[^>]*>(<span[^>]*>)?{n}<', html), n

@@ -1,4 +1,4 @@
-"README.md is nbs/index.ipynb: made by tools/readme.py, which needs no Quarto."
+"README.md is made from nbs/index.ipynb by tools/readme.py."
 import sys
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def test_agrees_with_index(): assert readme.stale(readme.convert()) == []
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    "A folder with a small index.ipynb, in place of this repository"
+    "A folder with a small index.ipynb instead of this repository"
     monkeypatch.setattr(readme, 'root', tmp_path)
     (tmp_path/'nbs/images').mkdir(parents=True)
     for f in ('LICENSE', 'nbs/01_a.ipynb', 'nbs/images/tree.svg'): (tmp_path/f).touch()

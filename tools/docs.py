@@ -1,36 +1,48 @@
-"""The docs site in _docs/: by `nbdev_docs` where Quarto is on the path, else the same processed notebooks rendered by Sphinx.
+"""Build the docs site in _docs/, with Quarto if it is installed and with Sphinx otherwise.
 
-Titles, groups and order come from _quarto.yml for both; page names and anchors are those of Quarto, so that links hold in both."""
-import argparse, hashlib, io, os, re, shutil, subprocess, sys, tempfile
+nbdev processes the notebooks, `polish` improves the result, and Quarto or Sphinx renders it. Both read titles and the sidebar from
+_quarto.yml and use the same page names and anchors, so links work in both."""
+import argparse, ast, hashlib, io, json, os, re, runpy, shutil, subprocess, sys, tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
 import nbformat, yaml
+from execnb.nbio import read_nb, write_nb
 from fastcore.parallel import parallel
-from nbdev import serve_drv
 from nbdev.config import get_config
+from nbdev.doclinks import _nbpath2html
 from nbdev.processors import FilterDefaults
 
 import readme
 from readme import relink, root, tag_options
 
 site = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['website']
+modidx = runpy.run_path(root/'hierproto/_modidx.py')['d']
+
+def api_table():
+    "The table `API` of nbs/api.ipynb: a dict from task to names"
+    body = ast.parse((root/'hierproto/all.py').read_text(encoding='utf-8')).body
+    value = next(o.value for o in body if isinstance(o, ast.Assign) and o.targets[0].id == 'API')
+    return {task: names.split() for task, names in ast.literal_eval(value).items()}
+
+public = {n for names in api_table().values() for n in names}
 
 def notebooks(): return sorted(p.name for p in (root/'nbs').glob('[!._]*.ipynb'))
 
 def sidebar(names=None):
-    "The sidebar of _quarto.yml over notebook `names`: a dict from each section's title to its notebooks in order"
-    names, item = names or notebooks(), lambda c: c if isinstance(c, str) else c.get('href') or c['auto']
-    items = lambda cs: [item(c) for c in ([cs] if isinstance(cs, str) else cs)]
-    return {s['section']: [n for c in items(s['contents']) for n in names if fnmatch(n, c)]
+    "The sidebar of _quarto.yml: a dict from each section to its notebooks, taken from `names`, in order"
+    names = names or notebooks()
+    return {s['section']: [n for c in s['contents'] for n in names if fnmatch(n, c['auto'])]
             for s in site['sidebar']['contents'] if 'section' in s}
+
+def front(): "The notebooks above the sections of the sidebar"; return [s['href'] for s in site['sidebar']['contents'] if 'href' in s]
 
 def anchor(title):
     "The anchor that Quarto gives to a heading"
     return re.sub(r'^[^a-z]+', '', re.sub(r'[^\w\s.-]', '', title).strip().lower().replace(' ', '-')) or 'section'
 
 def anchors(nb):
-    "The anchors of a processed notebook's headings; an anchor met again gets a number, and the page's title is the first"
+    "The anchors of the headings of a processed notebook, the title first; repeated anchors get a number"
     res = []
     for c in nb.cells:
         if c.cell_type != 'markdown': continue
@@ -40,16 +52,71 @@ def anchors(nb):
             res.append(f'{a}-{n}' if n else a)
     return res
 
+auto_link = re.compile(r'\[`([^`\n]+)`\]\(([^)\n]*)\)')  # as nbdev writes it
+
+def plain_signature(code):
+    "A signature as nbdev shows it, without links in comments and without `NoneType`"
+    return auto_link.sub(r'`\1`', code).replace(':NoneType=None', '=None')
+
+def own_names(page):
+    "The names defined on `page`: a dict from name to (link, Python file)"
+    return {k.removeprefix(f'{mod}.'): v for mod, syms in modidx['syms'].items()
+            for k, v in syms.items() if v[0].startswith(f'{page}.html#')}
+
+def better_link(name, url, own):
+    "The link that nbdev made for `name`: to this page if it defines the name, and none for an everyday word such as `train`"
+    name, call = name.removesuffix('()'), name.endswith('()')
+    if name in own: url = own[name][0]
+    elif re.fullmatch('[a-z]+', name) and not call and name not in public: return f'`{name}`'
+    return f"[`{name}{'()' * call}`]({url.removeprefix(site['site-url'] + '/')})"
+
+def better_source(name, url, own):
+    "The source link that nbdev made for `name`, corrected if another module defines the same name"
+    if name not in own or own[name][1] in url: return url
+    file = own[name][1]
+    lines = (root/file).read_text(encoding='utf-8').splitlines()
+    n = next((i for i, l in enumerate(lines, 1) if re.match(rf'(def|class) {name}\b', l)), 1)
+    return f"{site['repo-url']}/blob/{site['repo-branch']}/{file}#L{n}"
+
+def polish_markdown(md, own):
+    "Markdown that nbdev processed, with plain signatures, better links and no empty phrases"
+    parts = re.split(r'(^```.*?^```)', md, flags=re.S | re.M)
+    link = lambda s: auto_link.sub(lambda m: better_link(m[1], m[2], own), s)
+    md = ''.join(plain_signature(s) if i % 2 else link(s) for i, s in enumerate(parts))
+    return md.replace('*Call self as a function.*', '')
+
+def first_sentence(md):
+    "The first sentence of the last paragraph of `md` as plain text; the heading if there is no paragraph"
+    md = re.sub(r'^```.*?^```|\$\$.*?\$\$', '', md, flags=re.S | re.M)
+    paragraphs = [' '.join(p.split()) for p in re.split(r'\n\s*\n', md) if p.strip()]
+    text = next((p for p in reversed(paragraphs) if p[0] not in '#|!-<'), paragraphs[-1] if paragraphs else 'Figure')
+    text = re.sub(r'!?\[(.*?)\]\(.*?\)', r'\1', text).translate({ord(c): None for c in '`*$\\'})
+    return re.split(r'(?<=[.:?])\s', text.lstrip('# '))[0].rstrip(':')[:250]
+
+def has_image(cell): return any(k.startswith('image/') for o in cell.get('outputs', []) for k in o.get('data', {}))
+
+def polish(nb, page):
+    "Improve a notebook that nbdev processed: signatures, links, and an alternative text for each figure"
+    own, before = own_names(page), ''
+    for c in nb.cells:
+        if c.cell_type == 'markdown':
+            c.source = before = polish_markdown(c.source, own)
+        for o in c.get('outputs', []):
+            if md := o.get('data', {}).get('text/markdown'):
+                source = lambda m: f'[source]({better_source(m[3], m[1], own)}){m[2]}{m[3]}'
+                md = re.sub(r'\[source\]\((.*?)\)(\{.*?\}\n\n#+ )(\S+)', source, md)
+                o.data['text/markdown'] = polish_markdown(md, own)
+        if c.cell_type == 'code' and has_image(c) and not re.search(r'^#\| *fig-(alt|cap):', c.source, re.M):
+            c.source = f'#| fig-alt: {json.dumps(first_sentence(before), ensure_ascii=False)}\n{c.source}'
+
 def show_doc_cell(cell):
-    "The Markdown that nbdev made for an exported name, as a Markdown cell: its heading becomes one of the page's"
+    "The documentation that nbdev made for an exported name, as a Markdown cell, so that its heading is one of the page's"
     md = cell.outputs[0].data['text/markdown']
     m = re.match(r'---\n\n(?:\[source\]\((.*?)\)\{.*?\}\n\n)?(.*)', md, flags=re.S)
-    # nbdev links names in comments of the signature too, where a link is no link
-    text = re.sub(r'^```.*?^```', lambda o: re.sub(r'\[(`[^`\n]+`)\]\([^)\n]*\)', r'\1', o[0]), m[2], flags=re.S | re.M)
-    return nbformat.v4.new_markdown_cell(text + (f'\n\n[source]({m[1]})' if m[1] else ''))
+    return nbformat.v4.new_markdown_cell(m[2] + (f'\n\n[source]({m[1]})' if m[1] else ''))
 
 def adapt(nb):
-    "The processed notebook `nb` in the words of myst-nb; returns the name of its page"
+    "Change the processed notebook `nb` to what myst-nb reads; returns the name of its page"
     head, *cells = nb.cells
     fm = yaml.safe_load(head.source.strip().strip('-'))
     nb.cells = [nbformat.v4.new_markdown_cell(f"# {fm['title']}" + (f"\n\n> {fm['description']}" if 'description' in fm else ''))]
@@ -60,33 +127,51 @@ def adapt(nb):
             if asis and c.outputs: c = show_doc_cell(c)
             else: tag_options(c)
         for o in c.get('outputs', []):
-            if html := o.get('data', {}).get('text/html'): o.data['text/html'] = html.replace('<table border="1" class="', '<table class="docutils ')
+            if html := o.get('data', {}).get('text/html'):
+                o.data['text/html'] = html.replace('<table border="1" class="', '<table class="docutils ')
         if c.source.strip() or c.get('outputs'): nb.cells.append(c)
     return Path(fm['output-file']).stem
 
 def local_link(target, pages):
-    "A `target` as nbdev and the notebooks write it, pointing into the site: `pages` is a dict from notebook to (page, anchors)"
+    "The page and anchor for a link `target` of a notebook; `pages` is a dict from notebook to (page, anchors)"
     path, _, a = target.removeprefix(site['site-url'] + '/').partition('#')
     known = {n: v for n, v in pages.items()} | {f'{p}.html': (p, ids) for p, ids in pages.values()}
     if path not in known: return target
     page, ids = known[path]
     a = a.lower()
-    # nbdev's anchor of a class that is named like its page leads to the page's title; a method inside of a class has no heading
+    # the anchor of a class with the name of its page would lead to the page's title; a method inside a class has no heading
     found = [o for o in ((f'{a}-1', a) if ids[:1] == [a] else (a, a.rpartition('.')[0])) if o in ids]
     return f'{page}.html' + (f'#{found[0]}' if a and found else '')
 
+def process_one(paths):
+    "Let nbdev process one notebook, given as (source, target)"
+    os.environ['IN_TEST'] = '1'
+    nb = read_nb(paths[0])
+    # nbdev can document a method that is added to one class, not to several
+    for c in nb.cells: c.set_source(re.sub(r'\bself:\((\w+),[\w, ]*\)', r'self:\1', c.source))
+    FilterDefaults()(nb)
+    write_nb(nb, paths[1])
+
 def process(proc):
-    "Write the notebooks to `proc` as `nbdev_docs` prepares them for Quarto; of their code only imports and exported cells are run"
-    # nbdev warns of each cell that imports and does more, also of harmless set-up; tests/test_docs.py looks for the harmful ones
+    "Let nbdev process the notebooks into `proc`; it runs imports and exported cells only"
+    # nbdev warns about every cell that imports and does more, even harmless ones; tests/test_docs.py finds the harmful ones
     os.environ['PYTHONWARNINGS'] = 'ignore'
-    parallel(serve_drv.main, [(root/'nbs'/n, proc/n, FilterDefaults) for n in notebooks()], n_workers=os.cpu_count(), method='spawn')
+    parallel(process_one, [(root/'nbs'/n, proc/n) for n in notebooks()], n_workers=os.cpu_count(), method='spawn')
+
+def polish_all(proc):
+    "Polish the processed notebooks in `proc`"
+    for n in notebooks():
+        nb = nbformat.read(proc/n, 4)
+        polish(nb, _nbpath2html(Path(n)).stem)
+        nbformat.write(nb, proc/n)
 
 def sphinx_source(proc, src):
-    "Write what Sphinx reads to `src`, from the notebooks that nbdev processed in `proc`; returns a dict from page to notebook"
+    "Write what Sphinx reads to `src`, from the processed notebooks in `proc`; returns a dict from page to notebook"
     nbs = {n: nbformat.read(proc/n, 4) for n in notebooks()}
     pages = {n: (adapt(nb), anchors(nb)) for n, nb in nbs.items()}
+    groups = {'Reference': front()[1:], **sidebar()}
     toc = [f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + '\n'.join(pages[n][0] for n in group) + '\n```'
-           for title, group in sidebar().items() if group]
+           for title, group in groups.items() if group]
     nbs['index.ipynb'].cells.append(nbformat.v4.new_markdown_cell('\n\n'.join(toc)))
     for n, nb in nbs.items():
         for c in nb.cells:
@@ -95,12 +180,18 @@ def sphinx_source(proc, src):
     if (root/'nbs/images').exists(): shutil.copytree(root/'nbs/images', src/'images')
     return {page: n for n, (page, _) in pages.items()}
 
-# No request for an icon that is not there; wide tables scroll in their own box; on wide screens, room for the longer lines of code
-head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html { overflow-x: auto } '
-        '@media (min-width: 110em) { .main > .content { width: 60em } }</style>')
+# an empty icon, wide tables and equations that scroll in their own box, wider text on wide screens
+head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html, div.math { overflow-x: auto } h1, h2, h3 { overflow-wrap: anywhere } '
+        '.sidebar-tree .caption { cursor: pointer } @media (min-width: 110em) { .main > .content { width: 60em } }</style>')
+# only the section of the current page is open; a click on a section opens or closes it
+head += """<script>addEventListener('DOMContentLoaded', () => document.querySelectorAll('.sidebar-tree .caption').forEach(c => {
+  const list = c.nextElementSibling, toggle = () => { list.hidden = !list.hidden; c.setAttribute('aria-expanded', !list.hidden) }
+  c.tabIndex = 0; c.setAttribute('role', 'button'); c.setAttribute('aria-expanded', true); c.onclick = toggle
+  c.onkeydown = e => { if (e.key == 'Enter') toggle() }
+  if (!list.classList.contains('current')) toggle() }))</script>"""
 
 def on_doctree(app, doctree):
-    r"Keep Sphinx from wrapping equations of several lines in an environment that forbids \tag; let headings be found by their anchors"
+    r"Keep Sphinx from wrapping long equations in an environment that forbids \tag, and give headings their anchors"
     for node in doctree.findall(lambda n: n.tagname == 'math_block'): node['classes'].append('amsmath')
     for node in doctree.findall(lambda n: n.tagname == 'section'):
         if (slug := node.get('slug')) and slug not in node['ids']: node['ids'].append(slug)
@@ -121,6 +212,7 @@ def sphinx_docs(out):
         proc, src = Path(tmp)/'proc', Path(tmp)/'src'
         for d in (proc, src): d.mkdir()
         process(proc)
+        polish_all(proc)
         page2nb = sphinx_source(proc, src)
         app = Sphinx(src, None, out, Path(tmp)/'doctrees', 'html', conf, status=None, warning=warnings)
         app.connect('doctree-read', on_doctree)
@@ -134,26 +226,35 @@ def sphinx_docs(out):
     return warnings.getvalue()
 
 def fingerprint():
-    "What the site depends on, in short"
-    files = [root/'_quarto.yml', root/'settings.ini', *(p for d in ('nbs', 'hierproto', 'tools') for p in sorted((root/d).rglob('*'))
-                                                        if p.suffix in ('.ipynb', '.py', '.png', '.svg', '.jpg'))]
+    "A hash of everything that the site depends on"
+    found = (p for d in ('nbs', 'hierproto', 'tools') for p in sorted((root/d).rglob('*')))
+    files = [root/'_quarto.yml', root/'settings.ini', *(p for p in found if p.suffix in ('.ipynb', '.py', '.png', '.svg', '.jpg', '.css'))]
     return hashlib.sha256(b''.join(str(p.relative_to(root)).encode() + p.read_bytes() for p in files)).hexdigest()
 
+def quarto_docs(out):
+    "Do what `nbdev_docs` does, but polish the processed notebooks, leave README.md alone and stop at warnings"
+    proc = root/'_proc'
+    shutil.rmtree(proc, ignore_errors=True)  # may contain notebooks that were renamed
+    shutil.copytree(root/'nbs', proc, ignore=shutil.ignore_patterns('*.ipynb', '.ipynb_checkpoints'))
+    process(proc)
+    polish_all(proc)
+    run = subprocess.run(['quarto', 'render', '--no-cache'], cwd=proc, stderr=subprocess.PIPE, text=True)
+    print(run.stderr, file=sys.stderr)
+    if run.returncode: sys.exit('quarto render failed')
+    shutil.move(proc/'_docs', out)
+    return '\n'.join(re.findall(r'.*\bWARN.*', run.stderr))
+
 def build(out, quarto):
-    "The site in `out`, made anew: by Quarto, which writes to _docs only, or by Sphinx"
-    if quarto:
-        # nbdev keeps what it processed here, also of notebooks that were since renamed
-        shutil.rmtree('_proc', ignore_errors=True)
-        subprocess.run([Path(sys.executable).with_name('nbdev_docs')], check=True)
-    elif warnings := sphinx_docs(out): sys.exit(f'{warnings}\nThe site in {out} was built with these warnings.')
+    "Build the site in `out` with Quarto or Sphinx; fails if there are warnings"
+    if warnings := (quarto_docs if quarto else sphinx_docs)(out): sys.exit(f'{warnings}\nThe site in {out} was built with these warnings.')
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--sphinx', action='store_true', help='render with Sphinx even where Quarto is on the path')
-    parser.add_argument('--out', type=Path, help='a new folder for the site, with Sphinx; without it _docs, and README.md is made too')
+    parser.add_argument('--sphinx', action='store_true', help='use Sphinx even if Quarto is installed')
+    parser.add_argument('--out', type=Path, help='a new folder for the site, built with Sphinx; by default _docs, and README.md is updated too')
     args = parser.parse_args()
     out = (args.out or root/'_docs').absolute()
-    if args.out and out.exists(): sys.exit(f'{out} exists: give the name of a new folder')
+    if args.out and out.exists(): sys.exit(f'{out} already exists: choose a new folder')
     os.chdir(root)
     stamp, now = out/'.made-from', fingerprint()
     if not args.out:

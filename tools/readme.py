@@ -1,10 +1,10 @@
-"README.md from nbs/index.ipynb, without Quarto: `python tools/readme.py` writes it, `--check` only says whether it is up to date."
+"Make README.md from nbs/index.ipynb without Quarto. With `--check`, only report whether it is up to date."
 import argparse, re, sys
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 
-import nbformat
+import nbformat, yaml
 from execnb.nbio import nb2str, read_nb
 from nbconvert import MarkdownExporter
 from nbdev.process import NBProcessor
@@ -15,20 +15,22 @@ root = Path(__file__).resolve().parents[1]
 images = PurePosixPath('nbs/images')
 notice = '<!-- Made from nbs/index.ipynb by tools/readme.py: edit the notebook, then run the tool. -->\n\n'
 
-# Quarto's options in the words that nbconvert and myst-nb share
+# Quarto's cell options and the tags that nbconvert and myst-nb use for them
 tags = {('echo', 'false'): 'remove-input', ('output', 'false'): 'remove-output', ('include', 'false'): 'remove-cell',
         ('code-fold', 'true'): 'hide-input'}
 
 def tag_options(cell):
-    "Replace the options `#| name: value` at the top of a code `cell` by tags"
+    "Replace the options `#| name: value` at the top of a code `cell` by tags, and `fig-alt` by metadata"
     lines = cell.source.splitlines()
     opts = [l[2:].partition(':') for l in takewhile(lambda l: l.startswith('#|'), lines)]
+    opts = [(k.strip(), v.strip()) for k, _, v in opts]
     cell.source = '\n'.join(lines[len(opts):])
-    cell.metadata['tags'] = [tags[o] for k, _, v in opts if (o := (k.strip(), v.strip())) in tags]
+    cell.metadata['tags'] = [tags[o] for o in opts if o in tags]
+    if alt := dict(opts).get('fig-alt'): cell.metadata['mystnb'] = {'image': {'alt': yaml.safe_load(alt)}}
 
 def relink(md, # Markdown
            f): # from the target of a link or image to its new target
-    "`md` with the target of each link and image outside of code replaced by `f(target)`"
+    "Replace the target of each link and image in `md`, except in code, by `f(target)`"
     link = lambda s: re.sub(r'(\]\(\s*|\b(?:src|href)=")([^)"\s]+)', lambda m: m[1] + f(m[2]), s)
     parts = re.split(r'(^```.*?^```|`[^`\n]+`)', md, flags=re.S | re.M)
     return ''.join(s if i % 2 else link(s) for i, s in enumerate(parts))
@@ -36,15 +38,15 @@ def relink(md, # Markdown
 def is_relative(target): return not re.match(r'[a-z+]+:|#|/', target)
 
 def from_root(target):
-    "A target relative to nbs/ as seen from the top folder, where README.md stands"
+    "A target relative to nbs/ as seen from README.md"
     if not is_relative(target): return target
     path, sep, anchor = target.partition('#')
     new = normpath(f'nbs/{path}')
-    if not (root/new).exists(): raise FileNotFoundError(f'nbs/index.ipynb links to {target}, which is not there')
+    if not (root/new).exists(): raise FileNotFoundError(f'nbs/index.ipynb links to {target}, which does not exist')
     return new + sep + anchor
 
 def convert(path=root/'nbs/index.ipynb'):
-    "The files that the notebook at `path` becomes, README.md and its pictures, as a dict from name to bytes"
+    "README.md and its images made from the notebook at `path`, as a dict from name to bytes"
     nb = read_nb(path)
     NBProcessor(nb=nb, procs=[strip_ansi, hide_line, filter_stream_, rm_export, clean_magics, hide_], process=True)
     nb = nbformat.reads(nb2str(nb), 4)
@@ -54,22 +56,23 @@ def convert(path=root/'nbs/index.ipynb'):
         if c.cell_type == 'markdown': c.source = relink(c.source, from_root)
         if c.cell_type == 'code': tag_options(c)
         for o in c.get('outputs', []):
-            # GitHub shows the text of a style sheet instead of obeying it
-            if 'text/html' in o.get('data', {}): o.data['text/html'] = re.sub(r'<style.*?</style>\s*', '', o.data['text/html'], flags=re.S)
+            # GitHub shows style sheets as text
+            if html := o.get('data', {}).get('text/html'): o.data['text/html'] = re.sub(r'<style.*?</style>\s*', '', html, flags=re.S)
     cfg = Config({'TagRemovePreprocessor': dict(enabled=True, remove_input_tags={'remove-input'}, remove_cell_tags={'remove-cell'},
                                                 remove_all_outputs_tags={'remove-output'}),
-                  'NbConvertBase': dict(display_data_priority=['text/html', 'text/markdown', 'image/svg+xml', 'image/png', 'image/jpeg', 'text/plain'])})
+                  'NbConvertBase': dict(display_data_priority=['text/html', 'text/markdown', 'image/svg+xml', 'image/png',
+                                                               'image/jpeg', 'text/plain'])})
     body, res = MarkdownExporter(config=cfg).from_notebook_node(nb, dict(unique_key='README', output_files_dir=str(images)))
     body = re.sub(r'\n{3,}', '\n\n', '\n'.join(l.rstrip() for l in body.splitlines())).strip()
     return {'README.md': f'{notice}{body}\n'.encode(), **res['outputs']}
 
 def stale(files):
-    "Names whose contents on disk differ from `files`, among them pictures no longer in use"
+    "Names whose contents on disk differ from `files`, including images that are no longer used"
     old = {str(images/p.name) for p in (root/images).glob('README_*')} - files.keys()
     return sorted(old | {n for n, b in files.items() if not (root/n).exists() or (root/n).read_bytes() != b})
 
 def write(files):
-    "Write `files`, all of them: README.md must be newer than index.ipynb, or `nbdev_docs` writes it anew with Quarto"
+    "Write `files` and remove images that are no longer used"
     for n in stale(files): (root/n).unlink(missing_ok=True)
     for n, b in files.items():
         (root/n).parent.mkdir(parents=True, exist_ok=True)
