@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['changes', 'judge', 'verdict_table', 'plot_verdicts']
 
-# %% ../nbs/50a_verdicts.ipynb #2e9c0434
+# %% ../nbs/50a_verdicts.ipynb #1bc21370
 import numpy as np, pandas as pd
 from .compare import MARGIN, holm, t_interval
 
-# %% ../nbs/50a_verdicts.ipynb #81bf8b77
+# %% ../nbs/50a_verdicts.ipynb #d0f55396
 def changes(
     a, b,  # rows of two methods, from `pick`
     metric # name of a column
@@ -20,25 +20,29 @@ def changes(
     ref = both[f'{metric}_b']
     return (100*(both[metric]-ref)/ref.mean()).to_numpy()
 
-# %% ../nbs/50a_verdicts.ipynb #a0124e4a
+# %% ../nbs/50a_verdicts.ipynb #a537d87e
 def _verdict(mean, p, n):
     if n<2: return 'undecided, one seed' if n else 'not run'
     if p>=.05: return 'undecided'
     return 'for' if mean < -MARGIN else 'against'
 
+def _test(d, ratio):
+    "Number, mean, interval and p-value of the changes `d`"
+    if not len(d): return [0,*[np.nan]*4]
+    return [len(d), *t_interval(d, ratio)[:3], t_interval(np.add(d, MARGIN), ratio)[3]]
+
 def judge(
     table,   # changes in percent by name, as in `changes`
-    ratio=0. # n_test/n_train if the pairs share training data (folds), else 0
+    ratio=0. # n_test/n_train where pairs share training data (folds), else 0; one number, or one per comparison
 ):
     "Mean change, 95% interval, Holm-adjusted p-value and verdict of each comparison in `table`"
-    rows = {k: [len(d), *t_interval(d, ratio)[:3], t_interval(np.add(d, MARGIN), ratio)[3]] if len(d) else [0,*[np.nan]*4]
-            for k,d in table.items()}
-    df = pd.DataFrame.from_dict(rows, orient='index', columns=['pairs','change','low','high','p'])
+    rows = [_test(d, r) for d,r in zip(table.values(), np.broadcast_to(ratio, len(table)))]
+    df = pd.DataFrame(rows, index=list(table), columns=['pairs','change','low','high','p'])
     several = df.pairs>1
     df.loc[several,'p'] = holm(df.p[several])
     return df.assign(verdict=[_verdict(r.change, r.p, r.pairs) for r in df.itertuples()])
 
-# %% ../nbs/50a_verdicts.ipynb #461a9a6d
+# %% ../nbs/50a_verdicts.ipynb #3f7319a8
 def _p(p): return '< .001' if p<.001 else f'{p:.3f}'
 
 def verdict_table(
