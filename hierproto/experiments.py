@@ -6,7 +6,7 @@
 __all__ = ['Claim', 'run_claimed', 'run_sweep', 'keep_memory', 'ray_sweep', 'check_runs', 'check_options', 'show_recipe', 'train',
            'show_sweep', 'sweep']
 
-# %% ../nbs/40_experiments.ipynb #2d8354f8
+# %% ../nbs/40_experiments.ipynb #bc0f0a58
 import contextlib, ctypes, inspect, json, os, platform, sys, threading, time, traceback
 import torch
 from pathlib import Path
@@ -19,7 +19,7 @@ from .rows import *
 from .recipes import *
 from .runs import *
 
-# %% ../nbs/40_experiments.ipynb #70af9261
+# %% ../nbs/40_experiments.ipynb #a0caa598
 def _born(pid):
     "Start time of the process `pid`; None if there is no such process, '' if the system does not tell"
     if not Path('/proc/self/stat').exists(): return ''
@@ -43,7 +43,7 @@ class Claim:
         self.path,self.beat,self.stale = run_file(r, out, 'claim'),beat,stale
         self.me = dict(here=_here(), pid=os.getpid(), born=_born(os.getpid()))
 
-# %% ../nbs/40_experiments.ipynb #7b491f2a
+# %% ../nbs/40_experiments.ipynb #825eafcc
 @patch
 def alive(self:Claim, now):
     "Does the claim at `path` hold at the time `now`?"
@@ -77,7 +77,7 @@ def release(self:Claim):
     self.over.set()
     self.path.unlink(missing_ok=True)
 
-# %% ../nbs/40_experiments.ipynb #6468eed9
+# %% ../nbs/40_experiments.ipynb #f5e520ef
 def _keep_log(e, path):
     "Write why a run failed to `path`, and to the error stream if that is impossible"
     text = str(e).split('\n\t')[-1] if isinstance(e, NotFinite) else traceback.format_exc()
@@ -107,7 +107,7 @@ def run_claimed(
         return 'failed'
     finally: claim.release()
 
-# %% ../nbs/40_experiments.ipynb #70116f33
+# %% ../nbs/40_experiments.ipynb #5cb64509
 def run_sweep(
     recipes,       # what to run
     out='results', # folder of the results
@@ -127,7 +127,7 @@ def run_sweep(
         left = [r for r,o in zip(left, res) if o=='claimed']
     return failed
 
-# %% ../nbs/40_experiments.ipynb #252502fd
+# %% ../nbs/40_experiments.ipynb #a7950ba9
 def _give_back(libc, every):
     while True:
         time.sleep(every)
@@ -149,7 +149,7 @@ def _prepare(threads=0):
     keep_memory()
     if threads: torch.set_num_threads(threads)
 
-# %% ../nbs/40_experiments.ipynb #380261db
+# %% ../nbs/40_experiments.ipynb #2c9b0701
 def _absolute(r):
     "The recipe `r` with the full path of its hierarchy file, if it has one"
     f = Path(r['hierarchy'])
@@ -170,8 +170,8 @@ def ray_sweep(
 ):
     "Do the runs `recipes` on Ray; returns those that failed"
     ray = extra('ray', 'ray')
-    local = dict(num_cpus=workers, include_dashboard=False, object_store_memory=10**8) if workers else {} # only recipes travel
-    if not ray.is_initialized(): ray.init(**local)
+    local = dict(num_cpus=workers, include_dashboard=False, object_store_memory=10**8) # only recipes travel
+    if not ray.is_initialized(): ray.init(**(local if workers else {}))
     task,failed = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_ray_task),[]
     todo = {task.remote(r, str(Path(out).resolve()), **kwargs): r for r in map(_absolute, recipes)}
     while todo:
@@ -183,24 +183,28 @@ def ray_sweep(
         say(f"{'failed' if bad else 'finished'}: {describe(r)}")
     return failed
 
-# %% ../nbs/40_experiments.ipynb #369b1d01
+# %% ../nbs/40_experiments.ipynb #ef787185
 _OURS = 'x cbs default_cbs metrics loss_func opt_func splitter path model_dir'.split() # not for recipes
 
 def _arguments(method):
     "Arguments of `method`, `Learner` and `embedder` that a recipe may set, with their defaults"
     from hierproto.methods import METHODS
     known(method, METHODS, 'method')
-    ps = {k: p.default for f in (Learner,embedder) for k,p in inspect.signature(f).parameters.items() if p.default is not p.empty}
-    return {**{k: v for k,v in ps.items() if k not in _OURS}, **METHODS[method].defaults}
+    ps = {k: p.default for f in (Learner,embedder) for k,p in inspect.signature(f).parameters.items()}
+    ps = {k: v for k,v in ps.items() if v is not inspect.Parameter.empty and k not in _OURS}
+    return {**ps, **METHODS[method].defaults}
 
 def _check_args(r):
     "Raise if the method of `r` is unknown or does not have the arguments that `r` gives it"
     have = _arguments(r['method'])
     for k,v in r['args'].items():
-        if k not in have: raise RecipeError(f"{r['method']} has no setting {k!r}; choose from {', '.join([*vars(Settings()), *have])}")
+        if k not in have:
+            options = ', '.join([*vars(Settings()), *have])
+            raise RecipeError(f"{r['method']} has no setting {k!r}; choose from {options}")
         t = {bool: bool, int: float, float: float, str: str|float}.get(type(have[k]))
         if t: check_value(k, v, t)
-    if r['lam'] is not None and 'lam' not in have: raise RecipeError(f"{r['method']} has no guide: remove lam={r['lam']}")
+    if r['lam'] is not None and 'lam' not in have:
+        raise RecipeError(f"{r['method']} has no guide: remove lam={r['lam']}")
 
 def check_runs(
     rs # resolved recipes
@@ -223,7 +227,7 @@ def check_options(
     check_value('gpus', gpus, int, ge=-1)
     for k,v in counts.items(): check_value(k, v, int, ge=0)
 
-# %% ../nbs/40_experiments.ipynb #6bf15aa2
+# %% ../nbs/40_experiments.ipynb #8a0900be
 def show_recipe(
     r,            # a resolved recipe
     out='results' # folder of the results
@@ -239,7 +243,7 @@ def show_recipe(
 
 def train(
     data:str='digits',        # digits, mnist, cifar100, nyudv2, s2agri or inat19
-    method:str='gp_disto',    # a method of table 2, such as cross_entropy, hxe or gp_disto; arguments after a colon: gp_disto:lam=2
+    method:str='gp_disto',    # cross_entropy, hxe or another method; arguments after a colon: gp_disto:lam=2
     tier:str='cpu',           # paper (as published), cpu (hours on two cores), study, smoke (seconds) or figure1
     seed:int=0,               # of everything random
     fold:int=0,               # of cross-validation
@@ -268,7 +272,7 @@ def train(
     if many: torch.distributed.destroy_process_group()
     elif res=='failed': sys.exit(_why(r, out))
 
-# %% ../nbs/40_experiments.ipynb #0a7c1c08
+# %% ../nbs/40_experiments.ipynb #1f3d6a51
 def show_sweep(
     rs, # recipes
     out # folder of the results
@@ -281,11 +285,12 @@ def show_sweep(
 
 def _fractions(s):
     try: return [float(o) for o in s.split(',')]
-    except ValueError: raise RecipeError(f'fraction must be numbers separated by commas, as in .1,.5,1, got {s!r}') from None
+    except ValueError:
+        raise RecipeError(f'fraction must be numbers separated by commas, as in .1,.5,1, got {s!r}') from None
 
 def sweep(
     data:str='all',          # names separated by commas, or all
-    methods:str='all',       # methods separated by commas, or all (table 2), ablation (table 3), robustness (table 4), little (section 4.5)
+    methods:str='all',       # separated by commas; all is table 2, ablation 3, robustness 4, little section 4.5
     tier:str='cpu',          # paper (as published), cpu (hours on two cores), study, smoke (seconds) or figure1
     seeds:int=0,             # runs (folds, for s2agri) of each; 0 for as many as published
     fraction:str='1',        # parts of the training set, separated by commas

@@ -7,7 +7,7 @@ __all__ = ['COSTS', 'MODELS', 'COLOURS', 'costs_name', 'model_title', 'figure1_r
            'figure1_facts', 'Snapshots', 'run_figure1', 'load_arrays', 'runs_of', 'figure1_table', 'tree_lines',
            'plot_points', 'plot_figure1', 'main']
 
-# %% ../nbs/39_figure1_runs.ipynb #a3e9d6ba
+# %% ../nbs/39_figure1_runs.ipynb #ded9e689
 import sys
 import numpy as np, pandas as pd, torch
 from pathlib import Path
@@ -23,7 +23,7 @@ from .recipes import *
 from .runs import *
 from .experiments import *
 
-# %% ../nbs/39_figure1_runs.ipynb #d45499f5
+# %% ../nbs/39_figure1_runs.ipynb #6e525487
 COSTS = dict(visual='mnist_visual', numerical='digits_chain')
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
           ('fixed','mnist_visual'), ('gp_disto','digits_chain'), ('fixed','digits_chain')]
@@ -38,19 +38,20 @@ def model_title(
     name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
     return name if method in ('cross_entropy','learnt') else f'{name} ({costs_name(hierarchy)})'
 
-# %% ../nbs/39_figure1_runs.ipynb #2767194c
-_PLAN = [({}, range(3), MODELS), (dict(protocol='as_written'), range(2), MODELS[:3]), (dict(normalize=False), range(3), MODELS[:1]),
-         ({}, (3,4), MODELS), (dict(protocol='as_written'), (2,), MODELS[:3]), (dict(normalize=False), (3,4), MODELS[:1]),
-         (dict(protocol='bilinear'), range(3), MODELS[:1])]
+# %% ../nbs/39_figure1_runs.ipynb #e3974bce
+_PLAN = [({}, range(3), MODELS), (dict(protocol='as_written'), range(2), MODELS[:3]),
+         (dict(normalize=False), range(3), MODELS[:1]), (dict(protocol='bilinear'), range(2), MODELS[:1]),
+         ({}, (3,4), MODELS), (dict(protocol='as_written'), (2,), MODELS[:3])]
 
 def figure1_recipes(
     data='mnist' # 'mnist', or 'digits' for a demonstration with one seed
 ):
     "Recipes of all runs of Figure 1"
     plan = _PLAN if data=='mnist' else [({}, (0,), MODELS)]
-    return [resolve(data, m, 'figure1', seed=s, hierarchy=h, **o) for o,seeds,models in plan for s in seeds for m,h in models]
+    return [resolve(data, m, 'figure1', seed=s, hierarchy=h, **o)
+            for o,seeds,models in plan for s in seeds for m,h in models]
 
-# %% ../nbs/39_figure1_runs.ipynb #9fa9ff24
+# %% ../nbs/39_figure1_runs.ipynb #e77cdec3
 def embed(
     model, # body and head
     dl     # batches of pictures and labels
@@ -64,7 +65,7 @@ def embed(
             res.append((z.cpu(), model[1](z).argmax(1).cpu(), y.as_subclass(Tensor).cpu()))
     return [torch.cat(o) for o in zip(*res)]
 
-# %% ../nbs/39_figure1_runs.ipynb #8c83016e
+# %% ../nbs/39_figure1_runs.ipynb #bcd46283
 def both_costs(
     confusion, # (10, 10) counts, [predicted, true]
     protos     # (10, m)
@@ -77,8 +78,10 @@ def both_costs(
         res[f'disto_{o}'] = float(scale_free_distortion(protos, D))
     return res
 
-# %% ../nbs/39_figure1_runs.ipynb #c5088a45
-def first_of_each(y, n): "Indices of the first `n` of each class in `y`"; return torch.cat([(y==k).nonzero()[:n,0] for k in y.unique()])
+# %% ../nbs/39_figure1_runs.ipynb #eabe3c8c
+def first_of_each(y, n):
+    "Indices of the first `n` of each class in `y`"
+    return torch.cat([(y==k).nonzero()[:n,0] for k in y.unique()])
 
 def figure1_facts(
     r,         # a resolved recipe
@@ -90,11 +93,13 @@ def figure1_facts(
     means,some = torch.stack([z[y==k].mean(0) for k in range(10)]),first_of_each(y, n_each)
     protos = getattr(learn.model[1], 'protos', means).detach().cpu()
     confusion = torch.bincount(pred*10+y, minlength=100).view(10,10)
-    arrays = dict(z=z[some].half(), y=y[some].byte(), pred=pred[some].byte(), means=means, protos=protos, confusion=confusion)
+    arrays = dict(z=z[some].half(), y=y[some].byte(), pred=pred[some].byte(), means=means, protos=protos,
+                  confusion=confusion)
     if hasattr(learn, 'snapshots'): arrays.update(learn.snapshots.arrays())
-    return dict(protocol=r['protocol'], **both_costs(confusion, protos)), {k: v.numpy() for k,v in arrays.items()}
+    protocol = r['protocol']+('' if r['normalize'] else ', not normalised')
+    return dict(protocol=protocol, **both_costs(confusion, protos)), {k: v.numpy() for k,v in arrays.items()}
 
-# %% ../nbs/39_figure1_runs.ipynb #e399dd22
+# %% ../nbs/39_figure1_runs.ipynb #d49daa36
 class Snapshots(Callback):
     "Keep prototypes and embeddings of `n_each` test digits per class at `n` moments of training"
     run_valid = False
@@ -110,7 +115,7 @@ class Snapshots(Callback):
             self.take()
     def after_fit(self): self.take()
 
-# %% ../nbs/39_figure1_runs.ipynb #51bd3222
+# %% ../nbs/39_figure1_runs.ipynb #ab8b069c
 @patch
 def take(self:Snapshots):
     "Keep this moment"
@@ -122,10 +127,13 @@ def take(self:Snapshots):
 @patch
 def arrays(self:Snapshots):
     "The moments as tensors by name"
-    return dict(zip(('snap_step','snap_z','snap_protos'), map(torch.stack, zip(*self.frames))), snap_y=self.labels.byte().cpu())
+    step,z,protos = map(torch.stack, zip(*self.frames))
+    return dict(snap_step=step, snap_z=z, snap_protos=protos, snap_y=self.labels.byte().cpu())
 
-# %% ../nbs/39_figure1_runs.ipynb #f2c65383
-def _snapshots(r): return [Snapshots()] if r['seed']==0 and r['protocol']=='published' and r['method'] in ('learnt','gp_disto') else []
+# %% ../nbs/39_figure1_runs.ipynb #66490205
+def _snapshots(r):
+    wanted = r['seed']==0 and r['protocol']=='published' and r['method'] in ('learnt','gp_disto')
+    return [Snapshots()] if wanted else []
 
 def run_figure1(
     recipes,       # what to run
@@ -146,7 +154,7 @@ def load_arrays(
     "Arrays of the run of `row`"
     return dict(np.load(run_file(row, out, 'npz')))
 
-# %% ../nbs/39_figure1_runs.ipynb #1ef626e0
+# %% ../nbs/39_figure1_runs.ipynb #95331fc2
 _METRICS = dict(er='ER %', ahc_visual='AHC visual', ahc_numerical='AHC numerical',
                 disto_visual='distortion visual', disto_numerical='distortion numerical')
 
@@ -168,7 +176,7 @@ def figure1_table(
     return pd.DataFrame({k: {'seeds': len(g), **{n: _spread(g[c], 1 if c=='er' else 2) for c,n in _METRICS.items()}}
                          for k,g in rows.items() if len(g)}).T
 
-# %% ../nbs/39_figure1_runs.ipynb #0b8bc186
+# %% ../nbs/39_figure1_runs.ipynb #24d1a416
 COLOURS = np.array('#c62828 #1a3f8b #1b7837 #8e44ad #2bb5c9 #7fbf3f #ef6c4d #3f7fe0 #d48ae0 #ffab73'.split())
 
 def tree_lines(
@@ -182,14 +190,14 @@ def tree_lines(
     at = np.concatenate([points, [points[o].mean(0) for o in below[len(points):]]])
     return [(at[i], at[p]) for i,p in enumerate(D.parent.tolist()) if p>=0], at[-1]
 
-# %% ../nbs/39_figure1_runs.ipynb #06d055ad
+# %% ../nbs/39_figure1_runs.ipynb #1cd34779
 def _plot_lines(ax, points, name):
     "The lines of hierarchy `name` between `points`, on `ax`"
     lines,root = tree_lines(points, name)
     for a,b in lines: ax.plot(*np.stack([a,b]).T, color='.25', lw=.8, zorder=2)
     if root is not None: ax.scatter(*root, marker='D', s=14, color='.25', zorder=3)
 
-# %% ../nbs/39_figure1_runs.ipynb #29c67373
+# %% ../nbs/39_figure1_runs.ipynb #870cd910
 def plot_points(ax, z, y, means=None, protos=None, name=None):
     "Embeddings `z` of digits `y`, class `means`, `protos` and the lines of hierarchy `name` on `ax`"
     ax.scatter(*z.astype(float).T, c=COLOURS[y], s=6, alpha=.55, lw=0)
@@ -198,11 +206,12 @@ def plot_points(ax, z, y, means=None, protos=None, name=None):
     if name: _plot_lines(ax, at, name)
     if means is not None: ax.scatter(*means.T, s=38, c=COLOURS, edgecolor='k', lw=.8, zorder=4)
     if protos is not None: ax.scatter(*protos.T, s=120, marker='s', c=COLOURS, edgecolor='k', lw=.8, zorder=5)
-    for k,p in enumerate(at): ax.annotate(str(k), p, ha='center', va='center', fontsize=8, fontweight='bold', zorder=6, **label)
+    for k,p in enumerate(at):
+        ax.annotate(str(k), p, ha='center', va='center', fontsize=8, fontweight='bold', zorder=6, **label)
     ax.set_aspect('equal', adjustable='datalim')
     ax.set(xticks=[], yticks=[])
 
-# %% ../nbs/39_figure1_runs.ipynb #ddbe24a7
+# %% ../nbs/39_figure1_runs.ipynb #48fb2e4d
 def _panel(ax, row, out):
     "The panel of the run of `row` on `ax`"
     a,o = load_arrays(row, out),costs_name(row.hierarchy)
@@ -225,7 +234,7 @@ def plot_figure1(
         for _,row in runs_of(df, o)[:1].iterrows(): _panel(ax, row, out)
     return axs
 
-# %% ../nbs/39_figure1_runs.ipynb #fd106694
+# %% ../nbs/39_figure1_runs.ipynb #1d3e0351
 @call_parse
 def main(
     data:str='digits',       # 'digits' (a minute for all) or 'mnist' (minutes per run)
@@ -242,9 +251,8 @@ def main(
     rs = figure1_recipes(data)
     if fresh or data=='digits': results_file(rs[0], out).unlink(missing_ok=True)
     df = run_figure1(rs, out, bar=not quiet)
-    for p,g in df[df.overrides.str.contains('normalize')==False].groupby('protocol', sort=False):
-        print(f'\nprotocol {p}\n{figure1_table(g).to_string()}')
+    for p,g in df.groupby('protocol', sort=False): print(f'\nprotocol {p}\n{figure1_table(g).to_string()}')
     ax = plot_figure1(df[df.protocol==rs[0]['protocol']].sort_values('seed'), out)[0]
     ax.figure.savefig(Path(out)/'figure1.png', dpi=110)
     print(f"\npicture: {Path(out)/'figure1.png'}")
-    if data=='digits': print('One training each, tested on 450 digits: a few points of ER are chance. The page "Figure 1 on MNIST" has several seeds.')
+    if data=='digits': print('One seed and 450 test digits: a few points of ER are chance.')

@@ -7,7 +7,7 @@ __all__ = ['CIFAR100', 'RECIPES', 'TREES', 'SCHEDULES', 'TIERS', 'ARCHS', 'LITTL
            'RecipeError', 'known', 'tier_of', 'Settings', 'check_value', 'run_id', 'resolve', 'overridden', 'describe',
            'settings', 'parse_methods', 'sweep_recipes']
 
-# %% ../nbs/36_recipes.ipynb #47dc3fcb
+# %% ../nbs/36_recipes.ipynb #2454c3f4
 import ast, hashlib, json, math, operator, os
 import pandas as pd
 from dataclasses import dataclass, field, fields
@@ -15,46 +15,53 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Literal, get_args, get_origin
 
-# %% ../nbs/36_recipes.ipynb #a52793e0
+# %% ../nbs/36_recipes.ipynb #3519044e
 _APP,_SETS,_HYPER,_TABLE = 'appendix, Implementation Details','section 4.1','section 4.2','table 2'
 _SILENT,_NB,_OURS = 'not stated; section 4.2 refers to the papers of the backbones',"the authors' notebook",'our choice'
 
 def _said(place, **settings): return {k: (v, place) for k,v in settings.items()}
 
 _USUAL = {**_said(_HYPER, m=64, lam=1.), **_said('section 4.3', loss='cross_entropy')}
-CIFAR100 = {**_USUAL, **_said(_SETS, arch='resnet18_32'), **_said('not stated; no published weights for 32x32', pretrained=False),
-            **_said(_APP, opt='sgd', lr=.1, mom=.9, wd=5e-4, epochs=200, bs=128, schedule='steps', at=(60/200,120/200,160/200),
-                    factor=1/5, report='last', runs=5, repeat='seed', summary='median')}
+CIFAR100 = {**_USUAL, **_said(_SETS, arch='resnet18_32'),
+            **_said('not stated; no published weights for 32x32', pretrained=False),
+            **_said(_APP, opt='sgd', lr=.1, mom=.9, wd=5e-4, epochs=200, bs=128, schedule='steps', factor=1/5,
+                    at=(60/200,120/200,160/200), report='last', runs=5, repeat='seed', summary='median')}
 
-# %% ../nbs/36_recipes.ipynb #aa390ab6
-_NYUDV2 = {**_USUAL, **_said(_SETS, arch='fusenet'), **_said("not stated; FuseNet's authors start from VGG-16", pretrained=True),
+# %% ../nbs/36_recipes.ipynb #8e7402ef
+_NYUDV2 = {**_USUAL, **_said(_SETS, arch='fusenet'),
+           **_said("not stated; FuseNet's authors start from VGG-16", pretrained=True),
            **_said(_APP, opt='sgd', lr=1e-3, mom=.9, wd=5e-3, epochs=300, bs=4, last=.9, report='best_of_last_5'),
            **_said(_APP+', read as a factor of the first rate', schedule='factor'),
            **_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
 
-# %% ../nbs/36_recipes.ipynb #bb0d2f2e
-_S2AGRI = {**_USUAL, **_said(_SETS, arch='psetae'), **_said('not stated', pretrained=False), **_said(_HYPER, loss='focal'),
+# %% ../nbs/36_recipes.ipynb #88a34dfa
+_S2AGRI = {**_USUAL, **_said(_SETS, arch='psetae'), **_said('not stated', pretrained=False),
+           **_said(_HYPER, loss='focal'),
            **_said("not stated; PSE+TAE's authors take 1", gamma=1.), **_said(_SILENT, schedule='constant'),
-           **_said(_APP, opt='adam', lr=1e-3, betas=(.9,.999), wd=0., epochs=100, bs=128, report='best_valid', runs=5, repeat='fold',
-                   summary='mean'),
+           **_said(_APP, opt='adam', lr=1e-3, betas=(.9,.999), wd=0., epochs=100, bs=128, report='best_valid',
+                   runs=5, repeat='fold', summary='mean'),
            **_said('appendix, Hierarchies used', min_samples=100),
            **_said('appendix, Hyperspherical Prototypes', without=('hyperspherical',))}
 
-# %% ../nbs/36_recipes.ipynb #d05b768d
-_INAT19 = {**_USUAL, **_said(_SETS, arch='resnet18_224', pretrained=True), **_said(_HYPER, m=512), **_said(_SILENT, schedule='constant'),
+# %% ../nbs/36_recipes.ipynb #90c11e88
+_INAT19 = {**_USUAL, **_said(_SETS, arch='resnet18_224', pretrained=True), **_said(_HYPER, m=512),
+           **_said(_SILENT, schedule='constant'),
            **_said(_APP, opt='adam', lr=1e-4, betas=(.9,.999), wd=0., epochs=65, bs=64, report='best_valid'),
-           **_said('not stated; usual for ResNet-18', size=224), **_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
+           **_said('not stated; usual for ResNet-18', size=224),
+           **_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
 
-# %% ../nbs/36_recipes.ipynb #95e1ac59
+# %% ../nbs/36_recipes.ipynb #c70830e1
 _MNIST = {**_USUAL, **_said(_SETS, arch='convnet', m=2), **_said('the convnet ends in m dimensions', project=False),
-          **_said(_NB, pretrained=False, loss='cross_entropy', protocol='published', normalize=True, args=dict(hidden=False, init='cube'),
-                  opt='sgd', lr=.1, mom=.9, wd=0., epochs=30, bs=256, schedule='steps', at=(20/30,25/30), factor=1/10),
+          **_said(_NB, pretrained=False, loss='cross_entropy', protocol='published', normalize=True,
+                  args=dict(hidden=False, init='cube'), opt='sgd', lr=.1, mom=.9, wd=0., epochs=30, bs=256,
+                  schedule='steps', at=(20/30,25/30), factor=1/10),
           **_said(_OURS, report='last', runs=5, repeat='seed', summary='median')}
 RECIPES = dict(digits={**_MNIST, **_said(_OURS, bs=64), **_said(_SETS, protocol='as_written')}, mnist=_MNIST,
                cifar100=CIFAR100, nyudv2=_NYUDV2, s2agri=_S2AGRI, inat19=_INAT19)
-TREES = dict(digits='mnist_visual', mnist='mnist_visual', cifar100='cifar100', nyudv2='nyudv2', s2agri='nomenclatures', inat19='inat19')
+TREES = dict(digits='mnist_visual', mnist='mnist_visual', cifar100='cifar100', nyudv2='nyudv2',
+             s2agri='nomenclatures', inat19='inat19')
 
-# %% ../nbs/36_recipes.ipynb #f7ed4126
+# %% ../nbs/36_recipes.ipynb #97891564
 def steps(
     e,        # epoch, from 0
     n,        # number of epochs
@@ -67,12 +74,12 @@ def steps(
 def _constant(e, n): return 1.
 def cosine(e, n): "Half a cosine from nearly 1 to nearly 0"; return (1+math.cos(math.pi*(e+.5)/n))/2
 
-# %% ../nbs/36_recipes.ipynb #2d5fc1e3
+# %% ../nbs/36_recipes.ipynb #73566dbc
 def _factor(e, n, last=.9): return last**(e/max(1, n-1))
 def _product(e, n, last=.9): return last**(e*(e+1)/2/max(1, n-1))
 SCHEDULES = dict(steps=steps, constant=_constant, factor=_factor, product=_product, cosine=cosine)
 
-# %% ../nbs/36_recipes.ipynb #8f767baa
+# %% ../nbs/36_recipes.ipynb #e8ca4961
 class RecipeError(ValueError): "A recipe that cannot be followed, and what to change"
 
 _small = dict(epochs=2, n_train=256, n_test=256, runs=1)
@@ -80,16 +87,18 @@ _swift = dict(arch='swift_resnet', epochs=12, schedule='cosine')
 TIERS = dict(
     paper={},
     cpu=dict(digits={}, mnist=dict(epochs=10), cifar100=dict(_swift, proto_lr=10., proto_wd=0.),
-             nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=12, bs=8, lr=.1, wd=5e-4, schedule='cosine', proto_wd=0.),
+             nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=12, bs=8, lr=.1, wd=5e-4, schedule='cosine',
+                         proto_wd=0.),
              s2agri=dict(epochs=20), inat19=dict(arch='thin_resnet', pretrained=False, epochs=10, size=64)),
     smoke=dict(digits=dict(_small, bs=32), mnist=_small, cifar100=dict(_small, arch='thin_resnet', bs=32),
                nyudv2=dict(_small, arch='slim_fusenet', pretrained=False, n_train=16, n_test=8),
                s2agri=dict(_small, n_train=64, n_test=64, bs=16, min_samples=10),
-               inat19=dict(_small, arch='thin_resnet', pretrained=False, n_train=64, n_test=64, bs=16, size=32, num_workers=0)),
+               inat19=dict(_small, arch='thin_resnet', pretrained=False, n_train=64, n_test=64, bs=16, size=32,
+                           num_workers=0)),
     study=dict(cifar100=dict(_swift, holdout=.1, epochs=5, runs=1)),
     figure1=dict(mnist={}, digits=dict(epochs=40, lr=.025)))
 
-# %% ../nbs/36_recipes.ipynb #76a1d691
+# %% ../nbs/36_recipes.ipynb #b94ebec4
 def known(x, options, what):
     "Raise unless `x` is one of `options`; `what` names it"
     if x not in options: raise RecipeError(f'unknown {what} {x!r}; choose from {", ".join(options)}')
@@ -104,7 +113,7 @@ def tier_of(
         raise RecipeError(f'tier {tier!r} is for {", ".join(TIERS[tier])} only, not for {data}')
     return TIERS[tier].get(data, {})
 
-# %% ../nbs/36_recipes.ipynb #0032c582
+# %% ../nbs/36_recipes.ipynb #602cc28c
 ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_resnet='resnet:thin_resnet',
              swift_resnet='resnet:swift_resnet', resnet18_224='resnet:resnet18_224', fusenet='fusenet:fusenet',
              slim_fusenet='fusenet:slim_fusenet', psetae='psetae:PSETAE') # module:function in `hierproto.backbones`
@@ -156,7 +165,7 @@ class Settings:
 
 _FIELDS = {o.name: o for o in fields(Settings)}
 
-# %% ../nbs/36_recipes.ipynb #b158064b
+# %% ../nbs/36_recipes.ipynb #58a056b1
 def _fits(v, t):
     "Is `v` of the type `t`?"
     kind,args = get_origin(t),get_args(t)
@@ -165,7 +174,8 @@ def _fits(v, t):
     if kind is tuple: return isinstance(v, (list,tuple)) and all(_fits(o, args[0]) for o in v)
     return type(v) in (int,float) and abs(v)<math.inf if t is float else type(v) is t
 
-_WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a string', NoneType: 'None', dict: 'a dict'}
+_WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a string', NoneType: 'None',
+          dict: 'a dict'}
 
 def _words(t):
     kind,args = get_origin(t),get_args(t)
@@ -173,7 +183,7 @@ def _words(t):
     if kind is UnionType: return ' or '.join(map(_words, args))
     return f"a list of {_WORDS[args[0]].split()[1]}s" if kind is tuple else _WORDS[t]
 
-# %% ../nbs/36_recipes.ipynb #e326def2
+# %% ../nbs/36_recipes.ipynb #864d2848
 _SIGNS = dict(ge='>=', gt='>', le='<=', lt='<')
 
 def check_value(
@@ -189,7 +199,7 @@ def check_value(
     words = ' and '.join(f'{_SIGNS[k]} {b}' for k,b in bounds.items())
     raise RecipeError(f'{name} must be {_words(t)} {words}'.rstrip() + f', got {str(v)[:80]!r}')
 
-# %% ../nbs/36_recipes.ipynb #07d75d13
+# %% ../nbs/36_recipes.ipynb #08155513
 _NOT_HASHED = ('runs','repeat','summary','without')
 
 def run_id(
@@ -200,7 +210,7 @@ def run_id(
     if os.path.isfile(r['hierarchy']): r['hierarchy'] = hashlib.sha1(Path(r['hierarchy']).read_bytes()).hexdigest()
     return hashlib.sha1(json.dumps(r, sort_keys=True).encode()).hexdigest()[:12]
 
-# %% ../nbs/36_recipes.ipynb #28866bfa
+# %% ../nbs/36_recipes.ipynb #337b53b3
 def _check_together(r):
     "Raise if values of the recipe `r` do not fit together, or its hierarchy is a missing file"
     for k,need in (('opt',dict(sgd='mom', adam='betas')), ('loss',dict(focal='gamma'))):
@@ -213,7 +223,7 @@ def _check_together(r):
     if file.suffix in ('.csv','.json') and not file.is_file():
         raise RecipeError(f"hierarchy {str(file)!r} is not a file: give an existing one, or the name of a tree")
 
-# %% ../nbs/36_recipes.ipynb #c27ef0d9
+# %% ../nbs/36_recipes.ipynb #1b99c53c
 LITTLE = _said('section 4.5', pretrained=False, lam=20.)
 
 def _value(d): return {k: v[0] for k,v in d.items()}
@@ -224,7 +234,7 @@ def _facts(method):
     m = METHODS.get(method)
     return getattr(m, 'guided', method.startswith('gp_')),getattr(m, 'protos', method.startswith(('learnt','gp_')))
 
-# %% ../nbs/36_recipes.ipynb #bbe33e06
+# %% ../nbs/36_recipes.ipynb #6c0555d8
 def resolve(
     data,           # name in `RECIPES`
     method='gp_disto', # name in `METHODS`
@@ -246,11 +256,12 @@ def resolve(
     for k,v in dict(own, seed=seed, fold=fold, fraction=fraction).items(): check_value(k, v)
     r.update({k: float(v) if isinstance(r.get(k), float) and type(v) is int else v for k,v in own.items()})
     args = {**args, **{k: v for k,v in overrides.items() if k not in _FIELDS}}
-    r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, hierarchy=str(hierarchy or TREES[data]), args=args)
+    r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, args=args,
+             hierarchy=str(hierarchy or TREES[data]))
     _check_together(r)
     return dict(run_id=run_id(r), **r)
 
-# %% ../nbs/36_recipes.ipynb #83191296
+# %% ../nbs/36_recipes.ipynb #03018149
 def overridden(
     r # a resolved recipe
 ):
@@ -266,7 +277,7 @@ def describe(
     shown = {k: r[k] for k in ('run_id','data','method','tier','seed','fold','fraction')}
     return ' '.join(f'{k}={v}' for k,v in {**shown, **overridden(r)}.items())
 
-# %% ../nbs/36_recipes.ipynb #e473825a
+# %% ../nbs/36_recipes.ipynb #942201b4
 TABLE = 'cross_entropy hxe soft_labels emd yolo hyperspherical deep_ncm learnt fixed gp_rank gp_disto'.split()
 GROUPS = dict(all=TABLE, ablation='gp_disto gp_disto_fixed_scale fixed gp_rank gp_disto_squared'.split(),
               robustness='gp_disto gp_disto:lam=.5 gp_disto:lam=2 gp_disto:lam=3 gp_disto:hidden=False'.split(),
@@ -283,14 +294,15 @@ def settings(
     res = {}
     for o in s.split(','):
         k,eq,v = [w.strip() for w in o.partition('=')]
-        if not (k and eq and v) and o: raise RecipeError(f'{o!r} is not a setting: write name=value, as in lam=2,epochs=3')
+        if not (k and eq and v) and o:
+            raise RecipeError(f'{o!r} is not a setting: write name=value, as in lam=2,epochs=3')
         if k in ('data','method','methods','tier','seed','seeds','fold','fraction','hierarchy'):
             raise RecipeError(f'{k!r} is not a setting: use --{k}')
         if o: res[k] = _literal(v)
         if k in _FIELDS: check_value(k, res[k])
     return res
 
-# %% ../nbs/36_recipes.ipynb #1828dab2
+# %% ../nbs/36_recipes.ipynb #6ac74c69
 def parse_methods(
     methods, # names in `METHODS` or `GROUPS`, separated by commas; arguments after colons
     without=() # names to leave out
@@ -302,7 +314,7 @@ def parse_methods(
         raise RecipeError(f'methods {methods!r} has an empty name: separate names with one comma, as in hxe,gp_disto')
     return [o for o in pairs if o[0] not in without]
 
-# %% ../nbs/36_recipes.ipynb #c049c90b
+# %% ../nbs/36_recipes.ipynb #837072f9
 def sweep_recipes(
     data,            # name in `RECIPES`
     methods='all',   # see `parse_methods`

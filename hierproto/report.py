@@ -7,7 +7,7 @@ __all__ = ['TABLE2', 'TABLE3', 'TABLE4', 'NO_TREE', 'load_results', 'pick', 'is_
            'results_table', 'markdown', 'say', 'difference_table', 'plot_bars', 'size_table', 'plot_sizes',
            'load_history', 'plot_scale', 'confusions', 'run_tree', 'plot_confusions', 'pair_table', 'report']
 
-# %% ../nbs/41_report.ipynb #185e120b
+# %% ../nbs/41_report.ipynb #53b4d834
 import json
 import numpy as np, pandas as pd
 from html import escape
@@ -19,7 +19,7 @@ from .rows import *
 from .recipes import *
 from .runs import *
 
-# %% ../nbs/41_report.ipynb #e59709a3
+# %% ../nbs/41_report.ipynb #e3b9cd09
 _SETS = ['cifar100','nyudv2','s2agri','inat19']
 
 def _table(text, sets):
@@ -40,7 +40,7 @@ fixed          24.7 1.083  33.1 1.462  19.4 0.710  43.9 2.148
 gp_rank        23.3 1.056  32.7 1.445  19.1 0.691  39.3 1.718
 gp_disto       23.6 1.052  32.5 1.440  18.9 0.685  38.9 1.721''', _SETS)
 
-# %% ../nbs/41_report.ipynb #20c37c70
+# %% ../nbs/41_report.ipynb #888df90f
 TABLE3 = _table('''
 gp_disto_fixed_scale +0.1 +0.003  0.0 0.000   +0.2 +0.001  +0.9 0.000
 fixed                +1.1 +0.031  +0.6 +0.013 +0.5 +0.025  +5.0 +0.427
@@ -53,7 +53,7 @@ gp_disto:lam=2        +0.3 +0.013  +0.2 +0.010
 gp_disto:lam=3        +0.1 +0.004  +0.1 +0.010
 gp_disto:hidden=False +0.2 +0.015  +0.3 +0.011''', ['cifar100','s2agri'])
 
-# %% ../nbs/41_report.ipynb #b97b6100
+# %% ../nbs/41_report.ipynb #34210c0f
 def _find_tree(hierarchy, out):
     "The hierarchy, or the first existing file of this name in `out/trees` and next to `out`"
     name = Path(hierarchy).name
@@ -72,7 +72,10 @@ def load_results(
     df = df[df.hierarchy==Path(tree).name]
     return df.assign(er=100*df.er, overrides=df.overrides.map(json.loads), hierarchy=_find_tree(tree, out))
 
-# %% ../nbs/41_report.ipynb #f4b31062
+# %% ../nbs/41_report.ipynb #dbfa1bfd
+def _id(row, method, fraction, over):
+    return resolve(row.data, method, row.tier, row.seed, row.fold, fraction, row.hierarchy, **over)['run_id']
+
 def pick(
     df,         # rows, from `load_results`
     line,       # method, with settings after colons
@@ -83,16 +86,17 @@ def pick(
     if not len(df): return df
     (method,over), = parse_methods(line)
     rows = df[(df.method==method) & np.isclose(df.fraction, fraction)]
-    ids = [resolve(r.data, method, r.tier, r.seed, r.fold, fraction, r.hierarchy, **{**(base or {}), **over})['run_id'] for r in rows.itertuples()]
+    over = {**(base or {}), **over}
+    ids = [_id(r, method, fraction, over) for r in rows.itertuples()]
     return rows[rows.run_id==np.array(ids, dtype=object)].sort_values(['seed','fold'])
 
 def is_current(
     row # of `load_results`
 ):
     "Does its recipe, resolved today, give the `run_id` of `row`?"
-    return resolve(row.data, row.method, row.tier, row.seed, row.fold, row.fraction, row.hierarchy, **row.overrides)['run_id']==row.run_id
+    return _id(row, row.method, row.fraction, row.overrides)==row.run_id
 
-# %% ../nbs/41_report.ipynb #d8c682f8
+# %% ../nbs/41_report.ipynb #5896b9ef
 def paired(
     a, b,  # rows of two methods
     metric # name of a column
@@ -122,11 +126,13 @@ def holm(
     res[order[:n]] = np.maximum.accumulate(p[order[:n]]*np.arange(n, 0, -1)).clip(max=1)
     return res
 
-# %% ../nbs/41_report.ipynb #d102ba81
-_TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO', hyperspherical='Hyperspherical',
-               deep_ncm='Deep-NCM', learnt='Learnt prototypes', fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto',
-               gp_disto_fixed_scale='Fixed scale', gp_disto_squared='Squared norm', gp_disto_huber='Pseudo-Huber',
-               hyperspherical_learnt='Hyperspherical, learnt', cross_entropy_crm='Cross-entropy, least risk', gp_disto_crm='GP-disto, least risk')
+# %% ../nbs/41_report.ipynb #33a0139e
+_TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO',
+               hyperspherical='Hyperspherical', deep_ncm='Deep-NCM', learnt='Learnt prototypes',
+               fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto', gp_disto_fixed_scale='Fixed scale',
+               gp_disto_squared='Squared norm', gp_disto_huber='Pseudo-Huber',
+               hyperspherical_learnt='Hyperspherical, learnt', cross_entropy_crm='Cross-entropy, least risk',
+               gp_disto_crm='GP-disto, least risk')
 _METRICS = [('er','ER %',1), ('ahc','AHC',3)]
 
 def title(line):
@@ -135,7 +141,9 @@ def title(line):
     return _TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
 
 def _summary(x, how): return float(getattr(np, how)(x)) if len(x) else np.nan
-def _spread(x, how, d): return 'not run' if not len(x) else f'{_summary(x, how):.{d}f}'+(f' ± {np.std(x, ddof=1):.{d}f}' if len(x)>1 else '')
+def _spread(x, how, d):
+    if not len(x): return 'not run'
+    return f'{_summary(x, how):.{d}f}'+(f' ± {np.std(x, ddof=1):.{d}f}' if len(x)>1 else '')
 def _or_dash(x, d, sign=''): return '–' if x is None or np.isnan(x) else f'{x:{sign}.{d}f}'
 def _published(table, line, data, metric): return table[data][metric].get(line) if data in table else None
 def _values(rows, metric): return rows[metric].to_numpy() if len(rows) else np.array([])
@@ -145,7 +153,9 @@ def _differences(xs, d):
     "Mean of each array of differences with its interval; a star if Holm's p is below 5%"
     from scipy import stats
     p = holm([stats.ttest_1samp(x, 0).pvalue if len(x)>1 and np.ptp(x)>0 else np.nan for x in xs])
-    text = lambda x: '' if not len(x) else f'{np.mean(x):+.{d}f}'+('' if len(x)<2 else ' [{:+.{d}f}, {:+.{d}f}]'.format(*t_interval(x), d=d))
+    def text(x):
+        ends = [f'{o:+.{d}f}' for o in t_interval(x) or []]
+        return (f'{np.mean(x):+.{d}f}' if len(x) else '')+(f" [{', '.join(ends)}]" if ends else '')
     return [text(x)+('*' if q<.05 else '') for x,q in zip(xs, p)]
 
 def _bold(column, values):
@@ -153,7 +163,7 @@ def _bold(column, values):
     lowest = np.nanmin(values) if np.isfinite(values).any() else None
     return [f'**{s}**' if v==lowest else s for s,v in zip(column, values)]
 
-# %% ../nbs/41_report.ipynb #6b8a4073
+# %% ../nbs/41_report.ipynb #7516b7b3
 def results_table(
     df,         # rows, from `load_results`
     data,       # name of the data set
@@ -168,7 +178,8 @@ def results_table(
         theirs = np.array([ifnone(_published(TABLE2, o, data, m), np.nan) for o in lines])
         best = np.array([np.round(_summary(_values(o, m), how), d) for o in rows])
         res[name] = _bold([_spread(_values(o, m), how, d) for o in rows], best)
-        res[f'{name} − CE'] = _differences([paired(o, ce, m) if k!='cross_entropy' else [] for k,o in zip(lines, rows)], d)
+        diffs = [paired(o, ce, m) if k!='cross_entropy' else [] for k,o in zip(lines, rows)]
+        res[f'{name} − CE'] = _differences(diffs, d)
         res[f'{name}, paper'] = _bold([_or_dash(o, d) for o in theirs], theirs)
     return pd.DataFrame(res, index=pd.Index(map(title, lines), name=f'{data}, {how}'))
 
@@ -179,7 +190,8 @@ def markdown(
     def cell(o):
         if isinstance(o, float): return f'{o:g}' if np.isfinite(o) else '–'
         return escape(str(o)).replace('|', r'\|').replace('\n', ' ')
-    lines = [[df.index.name or '', *df.columns], ['---']*(1+df.shape[1]), *([i, *r] for i,r in zip(df.index, df.values))]
+    head = [df.index.name or '', *df.columns]
+    lines = [head, ['---']*len(head), *([i, *r] for i,r in zip(df.index, df.values))]
     return '\n'.join('| '+' | '.join(map(cell, o))+' |' for o in lines)
 
 def say(
@@ -189,7 +201,7 @@ def say(
     from IPython.display import Markdown, display
     display(Markdown(x if isinstance(x, str) else markdown(x)))
 
-# %% ../nbs/41_report.ipynb #2b832175
+# %% ../nbs/41_report.ipynb #d98b277d
 def _other_lines(df, lines=(), base=None):
     "Lines of `df` besides `lines`, in the order of their first rows"
     short = lambda v: int(v) if isinstance(v, float) and v.is_integer() else v # 2 rather than 2.0
@@ -201,7 +213,7 @@ def _other_lines(df, lines=(), base=None):
             res.append(':'.join([r.method, *(f'{k}={short(v)}' for k,v in over.items())]))
     return [o for o in res if len(pick(df, o, base=base))]
 
-# %% ../nbs/41_report.ipynb #28c0ebb0
+# %% ../nbs/41_report.ipynb #de04dbff
 def difference_table(
     df,          # rows, from `load_results`
     data,        # name of the data set
@@ -216,7 +228,7 @@ def difference_table(
         res[f'{name}, paper'] = [_or_dash(_published(table, o, data, m), d, '+') for o in table.index]
     return pd.DataFrame(res, index=pd.Index(map(title, table.index), name=f'{data}, difference to GP-disto'))
 
-# %% ../nbs/41_report.ipynb #4eeaa91b
+# %% ../nbs/41_report.ipynb #9b92705b
 NO_TREE = ('cross_entropy','deep_ncm','learnt')
 
 def _bars(ax, values, d, theirs):
@@ -251,7 +263,7 @@ def plot_bars(
     axs[0].get_yticklabels()[-1].set_fontweight('bold')
     return axs
 
-# %% ../nbs/41_report.ipynb #3d324d73
+# %% ../nbs/41_report.ipynb #79b6b5d3
 def size_table(
     df,        # rows, from `load_results`
     how='mean',# 'mean' or 'median'
@@ -279,12 +291,13 @@ def plot_sizes(
     shown = table.drop(columns='cross_entropy').dropna(axis=1, how='all').rename(columns=title)
     shown.index = [f'{o:,}' for o in shown.index]
     if len(shown.columns): shown.plot.bar(ax=ax, width=.8, rot=0)
-    for i,v in enumerate(table.cross_entropy): ax.text(i, 1.02, f'{v:.2f}', ha='center', transform=ax.get_xaxis_transform(), fontsize=8)
+    top = dict(ha='center', transform=ax.get_xaxis_transform(), fontsize=8)
+    for i,v in enumerate(table.cross_entropy): ax.text(i, 1.02, f'{v:.2f}', **top)
     ax.axhline(0, c='k', lw=.8)
     ax.set(xlabel='training samples', ylabel='change of AHC, %')
     return ax
 
-# %% ../nbs/41_report.ipynb #cf7c851c
+# %% ../nbs/41_report.ipynb #d1244369
 def load_history(
     row, # of a results file
     out='results' # folder of the results
@@ -309,7 +322,7 @@ def plot_scale(
     ax.legend(fontsize=7)
     return ax
 
-# %% ../nbs/41_report.ipynb #63098498
+# %% ../nbs/41_report.ipynb #47d2dd1e
 def _arrays(row, out): return np.load(Path(out)/f'{row.data}_{row.tier}'/f'{row.run_id}.npz')
 
 def confusions(
@@ -333,7 +346,7 @@ def run_tree(
     try: return tree_for(read_hierarchy(rows.hierarchy.iloc[0]), list(o['vocab']))
     except (HierarchyError,OSError): return CostMatrix(o['costs'], list(o['vocab']))
 
-# %% ../nbs/41_report.ipynb #de088889
+# %% ../nbs/41_report.ipynb #b787fc7a
 def plot_confusions(
     Cs, # matrices by title
     h,  # their hierarchy, classes in the order of the matrices
@@ -354,7 +367,7 @@ def plot_confusions(
     axs[len(Cs)].set(title='cost\n', xlabel='true')
     return axs
 
-# %% ../nbs/41_report.ipynb #3aadfba4
+# %% ../nbs/41_report.ipynb #62bc0c12
 def pair_table(
     C0,          # confusions of the reference
     C1,          # confusions of another method
@@ -367,11 +380,12 @@ def pair_table(
     before,after = C0+C0.T,C1+C1.T
     i,j = np.nonzero(np.triu(before>=at_least, 1))
     change = np.round(100*(after[i,j]/before[i,j]-1))
-    t = pd.DataFrame({'pair': [f'{names[a]} ↔ {names[b]}' for a,b in zip(i,j)], 'before': before[i,j], 'after': after[i,j],
-                      'change %': change, 'cost': h.costs().numpy()[i,j]}).sort_values('change %', kind='stable')
+    pairs = [f'{names[a]} ↔ {names[b]}' for a,b in zip(i,j)]
+    t = pd.DataFrame({'pair': pairs, 'before': before[i,j], 'after': after[i,j], 'change %': change,
+                      'cost': h.costs().numpy()[i,j]}).sort_values('change %', kind='stable')
     return pd.concat([t[:n], t[max(n, len(t)-n):]]).set_index('pair')
 
-# %% ../nbs/41_report.ipynb #13dd0a9c
+# %% ../nbs/41_report.ipynb #bb0b9f8b
 def _tables(df, data, base=None):
     "Tables of the report by heading"
     res = {'Results': results_table(df, data, base=base)}
@@ -379,9 +393,12 @@ def _tables(df, data, base=None):
         t = difference_table(df, data, t, base=base)
         if t['runs'].any(): res[name] = t
     others = _other_lines(df, [*TABLE, *TABLE3.index, *TABLE4.index], base)
-    if others: res['Other settings'] = results_table(df, data, base=base, lines=others).drop(columns=['ER %, paper','AHC, paper'])
+    if others:
+        t = results_table(df, data, base=base, lines=others)
+        res['Other settings'] = t.drop(columns=['ER %, paper','AHC, paper'])
     sizes = size_table(df, _how(data), base)
-    if len(sizes)>1: res['Little data: AHC of cross-entropy, change in % of the others'] = sizes.rename(columns=title).round(2)
+    name = 'Little data: AHC of cross-entropy, change in % of the others'
+    if len(sizes)>1: res[name] = sizes.rename(columns=title).round(2)
     return res
 
 def _figures(df, data, out, base=None, published=False):
@@ -394,7 +411,8 @@ def _figures(df, data, out, base=None, published=False):
     if len(sizes)>1: yield 'sizes',plot_sizes(sizes).figure
     has = lambda r: (Path(out)/f'{r.data}_{r.tier}'/f'{r.run_id}.npz').exists()
     if all(len(o) and all(map(has, o.itertuples())) for o in rows.values()):
-        yield 'confusions',plot_confusions({title(k): confusions(o, out)[0] for k,o in rows.items()}, run_tree(rows['gp_disto'], out))[0].figure
+        Cs = {title(k): confusions(o, out)[0] for k,o in rows.items()}
+        yield 'confusions',plot_confusions(Cs, run_tree(rows['gp_disto'], out))[0].figure
 
 def report(
     data:str='cifar100',  # digits, mnist, cifar100, nyudv2, s2agri or inat19
@@ -410,7 +428,8 @@ def report(
     tier_of(data, tier)
     df,base,where = load_results(data, tier, out, hierarchy),settings(set),Path(figures or Path(out)/'figures')
     old = sum(not is_current(r) for r in df.itertuples())
-    print(f'# {data}, tier {tier}\n\n{len(df)} runs in {data}_{tier}.csv'+(f', {old} of them from other recipes and left out' if old else ''))
+    note = f', {old} of them from other recipes and left out' if old else ''
+    print(f'# {data}, tier {tier}\n\n{len(df)} runs in {data}_{tier}.csv{note}')
     for name,t in _tables(df, data, base).items(): print(f'\n## {name}\n\n{markdown(t)}')
     for name,fig in _figures(df, data, out, base, published=tier=='paper'):
         where.mkdir(parents=True, exist_ok=True)

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['locked', 'add_row', 'finished', 'read_rows', 'write_whole', 'commit', 'versions', 'provenance']
 
-# %% ../nbs/35_rows.ipynb #3a8e66f9
+# %% ../nbs/35_rows.ipynb #09488aa4
 import contextlib, csv, errno, io, os, platform, subprocess, warnings
 import hierproto, pandas as pd
 from contextlib import contextmanager
 from pathlib import Path
 
-# %% ../nbs/35_rows.ipynb #0c314f3b
+# %% ../nbs/35_rows.ipynb #336a0d90
 @contextmanager
 def locked(
     path # created if it does not exist
@@ -24,7 +24,7 @@ def locked(
             fcntl.flock(f, fcntl.LOCK_EX)
         yield f
 
-# %% ../nbs/35_rows.ipynb #b80c2824
+# %% ../nbs/35_rows.ipynb #2b2d30d7
 def _complete(line, n):
     try: return len(next(csv.reader([line], strict=True)))==n
     except (csv.Error,StopIteration): return False
@@ -33,12 +33,13 @@ def _parse(text):
     "Header, complete lines, and torn lines by line number, of the bytes `text`"
     header,*lines = text[:text.rfind(b'\n')+1].decode(errors='replace').splitlines() or ['']
     good = [_complete(o, header.count(',')+1) for o in lines]
-    return header,[o for o,ok in zip(lines, good) if ok],{i+2: o for i,(o,ok) in enumerate(zip(lines, good)) if o and not ok}
+    torn = {i+2: o for i,(o,ok) in enumerate(zip(lines, good)) if o and not ok}
+    return header,[o for o,ok in zip(lines, good) if ok],torn
 
 def _id(line): return line.split(',', 1)[0]
 def _read(path): return _parse(Path(path).read_bytes() if Path(path).exists() else b'')
 
-# %% ../nbs/35_rows.ipynb #bf519486
+# %% ../nbs/35_rows.ipynb #95ec13e7
 def add_row(
     path,   # of the results file
     row,    # a dict
@@ -53,25 +54,27 @@ def add_row(
         end = text.rfind(b'\n')+1
         f.truncate(end) # a torn last line
         if header: columns = header.split(',')
-        data = pd.DataFrame([row]).reindex(columns=columns).to_csv(index=False, header=not header, lineterminator='\n').encode()
+        df = pd.DataFrame([row]).reindex(columns=columns)
+        data = df.to_csv(index=False, header=not header, lineterminator='\n').encode()
         if (f.write(data) or 0) < len(data):
             f.truncate(end)
             raise OSError(errno.ENOSPC, 'disk full, the row was not written; free some space and run again', str(path))
         os.fsync(f)
     return True
 
-# %% ../nbs/35_rows.ipynb #fb68d20e
+# %% ../nbs/35_rows.ipynb #766a067e
 def finished(path): "The `run_id` of each complete row at `path`"; return set(map(_id, _read(path)[1]))
 
 def read_rows(path):
     "The complete rows at `path` as a `DataFrame`, empty if there is no file"
     header,lines,torn = _read(path)
     lost = {i: _id(o) for i,o in torn.items() if _id(o) not in map(_id, lines)}
-    for i,o in lost.items(): warnings.warn(f'{path}, line {i}: the row of run {o!r} is torn and left out; run it again to replace it')
+    for i,o in lost.items():
+        warnings.warn(f'{path}, line {i}: the row of run {o!r} is torn and left out; run it again to replace it')
     if not header: return pd.DataFrame()
     return pd.read_csv(io.StringIO('\n'.join([header, *lines])), dtype=dict(run_id=str, commit=str))
 
-# %% ../nbs/35_rows.ipynb #b6c514ac
+# %% ../nbs/35_rows.ipynb #408f9e3f
 def write_whole(
     path, # of the file
     write # function of the open binary file
@@ -88,7 +91,7 @@ def write_whole(
         os.replace(part, path)
     finally: part.unlink(missing_ok=True)
 
-# %% ../nbs/35_rows.ipynb #f21e17d8
+# %% ../nbs/35_rows.ipynb #5d468dbd
 def commit():
     "Commit of the source of this package; empty outside a repository"
     cmd = ['git','-C',str(Path(hierproto.__file__).parent),'rev-parse','--short','HEAD']
@@ -98,15 +101,16 @@ def commit():
 def versions():
     "Versions of the packages that decide a result"
     import fastai, torch
-    packages = dict(hierproto=hierproto.__version__, python=platform.python_version(), torch=torch.__version__, fastai=fastai.__version__)
-    return ', '.join(f'{k} {v}' for k,v in packages.items())
+    packages = [f'{o.__name__} {o.__version__}' for o in (torch,fastai)]
+    return ', '.join([f'hierproto {hierproto.__version__}', f'python {platform.python_version()}', *packages])
 
-# %% ../nbs/35_rows.ipynb #c33cd70a
+# %% ../nbs/35_rows.ipynb #f8b2e1e7
 def provenance(
     df # rows, with columns `seconds`, `device` and `commit`
 ):
     "A sentence about number, duration, device and commits of the runs in `df`"
     if not len(df): return 'No runs yet.'
     commits,s = sorted(df.commit.dropna().unique()),'s'*(len(df)>1)
-    return (f"{len(df)} run{s}, {df.seconds.sum()/3600:.1f} hours in total, median {df.seconds.median()/60:.0f} minutes, "
-            f"on {', '.join(df.device.unique())}, commit{'s'*(len(commits)>1)} {', '.join(commits)}.")
+    time = f'{df.seconds.sum()/3600:.1f} hours in total, median {df.seconds.median()/60:.0f} minutes'
+    return (f"{len(df)} run{s}, {time}, on {', '.join(df.device.unique())}, "
+            f"commit{'s'*(len(commits)>1)} {', '.join(commits)}.")

@@ -6,7 +6,7 @@
 __all__ = ['COLUMNS', 'read_hierarchy', 'run_data', 'Rate', 'run_learner', 'Checkpoint', 'fit_run', 'measure_run', 'results_file',
            'run_file', 'tidy', 'extra', 'same_training', 'train_run']
 
-# %% ../nbs/37_runs.ipynb #c2be84eb
+# %% ../nbs/37_runs.ipynb #a9164a6d
 import contextlib, importlib, inspect, json, os, pickle, platform, random, time, warnings
 import numpy as np, pandas as pd, torch
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from .testing import *
 from .rows import *
 from .recipes import *
 
-# %% ../nbs/37_runs.ipynb #b6c417ea
+# %% ../nbs/37_runs.ipynb #1470dc2f
 def _named(o):
     "The object `o`, given as 'module:object'"
     mod,name = o.split(':')
@@ -43,7 +43,7 @@ def read_hierarchy(
     read = {'.csv': Hierarchy.from_csv, '.json': Hierarchy.from_json}.get(Path(o).suffix)
     return read(o) if read else named_costs(o) if o=='digits_chain' else Hierarchy.named(o)
 
-# %% ../nbs/37_runs.ipynb #e0ae5aa3
+# %% ../nbs/37_runs.ipynb #3fd7f6a3
 class _Part(GetAttr):
     "The items `idx` of the data set `ds`"
     _default = 'ds'
@@ -57,26 +57,28 @@ def _use(dl, idx): "Let `dl` read the items `idx` only"; dl.dataset,dl.n = _Part
 
 def _sample(dl, n, seed=0):
     "Let `dl` read `n` random items only"
-    if n<len(dl.dataset): _use(dl, torch.randperm(len(dl.dataset), generator=torch.Generator().manual_seed(seed))[:n].sort().values)
+    order = torch.randperm(len(dl.dataset), generator=torch.Generator().manual_seed(seed))
+    if n<len(order): _use(dl, order[:n].sort().values)
 
-# %% ../nbs/37_runs.ipynb #ac77813c
+# %% ../nbs/37_runs.ipynb #1481d859
 def _load_data(r, f, **kwargs):
     "Loaders and hierarchy from the real data, or from a toy in tier smoke"
     toy = r['tier']=='smoke' and r['data'] in TOYS
     here = dict(mnist='mnist_here', cifar100='cifar100_here').get(r['data'])
-    if toy and here and not _named(f"hierproto.data.{r['data']}:{here}")(): return f(source=toy_data(r['data']), **kwargs)
-    try: return f(**kwargs)
+    missing = toy and here and not _named(f"hierproto.data.{r['data']}:{here}")() # would be downloaded
+    try:
+        if not missing: return f(**kwargs)
     except FileNotFoundError:
         if not toy: raise
     return f(source=toy_data(r['data']), **kwargs)
 
-# %% ../nbs/37_runs.ipynb #4aed1ce6
+# %% ../nbs/37_runs.ipynb #128d273b
 _ASKED = 'bs fold size min_samples num_workers holdout protocol normalize'.split()
 
 def run_data(
     r # a resolved recipe
 ):
-    "`dls, hierarchy` of the run `r`; a third loader in `dls` is the test set, if the data has a separate validation set"
+    "`dls, hierarchy` of the run `r`; a third loader is the test set, if the data has a separate validation set"
     f = _named(f"hierproto.data.{r['data']}:{r['data']}")
     args = _accepted(f, **{k: r[k] for k in _ASKED if k in r})
     if r.get('holdout') and 'holdout' not in args: raise RecipeError(f"{r['data']} has no holdout: remove `holdout`")
@@ -89,10 +91,11 @@ def run_data(
     for dl in dls.loaders[1:]: _sample(dl, r.get('n_test', len(dl.dataset)))
     return dls,h
 
-# %% ../nbs/37_runs.ipynb #4a979fd5
+# %% ../nbs/37_runs.ipynb #fca8f7a6
 def _optimiser(r):
     own = dict(momentum=r['mom']) if r['opt']=='sgd' else dict(betas=tuple(r['betas']))
-    return partial(OptimWrapper, opt=dict(sgd=torch.optim.SGD, adam=torch.optim.Adam)[r['opt']], lr=r['lr'], weight_decay=r['wd'], **own)
+    opt = dict(sgd=torch.optim.SGD, adam=torch.optim.Adam)[r['opt']]
+    return partial(OptimWrapper, opt=opt, lr=r['lr'], weight_decay=r['wd'], **own)
 
 def _rates(r):
     "First learning rate and weight decay of each group of parameters"
@@ -109,7 +112,7 @@ class Rate(Callback):
         f = self.f(self.epoch, self.n_epoch)
         self.opt.set_hypers(lr=[o*f for o in self.lrs], wd=self.wds)
 
-# %% ../nbs/37_runs.ipynb #55e28e40
+# %% ../nbs/37_runs.ipynb #5e60e341
 _IGNORE = dict(nyudv2=255)
 
 def _learner_args(r):
@@ -135,13 +138,14 @@ def run_learner(
     return hier_learner(dls, body, h, method=r['method'], opt_func=_optimiser(r), lr=r['lr'], metrics=metrics,
                         cbs=[Rate(r), *L(cbs)], **_learner_args(r))
 
-# %% ../nbs/37_runs.ipynb #86a58a75
+# %% ../nbs/37_runs.ipynb #66712e38
 def _loaders(dls): return [getattr(o, 'dl', o) if type(o).__name__=='DistributedDL' else o for o in dls.loaders]
 
 def _rng_state(dls):
     name,keys,*rest = np.random.get_state()
-    return dict(py=random.getstate(), np=(name, torch.tensor(keys.astype(np.int64)), *rest), torch=torch.get_rng_state(),
-                cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [], dls=[o.rng.getstate() for o in _loaders(dls)])
+    return dict(py=random.getstate(), np=(name, torch.tensor(keys.astype(np.int64)), *rest),
+                torch=torch.get_rng_state(), cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+                dls=[o.rng.getstate() for o in _loaders(dls)])
 
 def _set_rng_state(s, dls):
     name,keys,*rest = s['np']
@@ -153,7 +157,7 @@ def _set_rng_state(s, dls):
         o.rng = random.Random()
         o.rng.setstate(state)
 
-# %% ../nbs/37_runs.ipynb #1711259f
+# %% ../nbs/37_runs.ipynb #c93ea2b8
 _COUNTS = dict(last=lambda e, n: e==n-1, best_of_last_5=lambda e, n: e>=n-5, best_valid=lambda e, n: True)
 
 class Checkpoint(Callback):
@@ -174,7 +178,7 @@ class Checkpoint(Callback):
         self.keep_best()
         self.save()
 
-# %% ../nbs/37_runs.ipynb #f5da4e7b
+# %% ../nbs/37_runs.ipynb #d70a2ca5
 @patch
 def note(self:Checkpoint):
     "Add the epoch to the history"
@@ -188,9 +192,10 @@ def keep_best(self:Checkpoint):
     "Keep the weights if the epoch counts and is the best so far"
     er,best = self.state['history'][-1]['er'],self.state['best']
     if self.counts(self.epoch, self.n_epoch) and (best is None or er<best['er']):
-        self.state['best'] = dict(epoch=self.epoch, er=er, model={k: v.cpu().clone() for k,v in self.bare.state_dict().items()})
+        weights = {k: v.cpu().clone() for k,v in self.bare.state_dict().items()}
+        self.state['best'] = dict(epoch=self.epoch, er=er, model=weights)
 
-# %% ../nbs/37_runs.ipynb #fcc44f9f
+# %% ../nbs/37_runs.ipynb #13963b69
 def _gather(o):
     "The objects `o` of all processes, as a list"
     res = [o]*max(1, num_distrib())
@@ -216,7 +221,7 @@ def save(self:Checkpoint):
                 scaler=scaler and scaler.state_dict())
     write_whole(self.path, lambda f: torch.save(full, f))
 
-# %% ../nbs/37_runs.ipynb #e3448711
+# %% ../nbs/37_runs.ipynb #a078d258
 @patch
 def load(self:Checkpoint):
     "Load model and optimiser from `path`, if it exists; returns the first epoch to train"
@@ -241,7 +246,7 @@ def before_train(self:Checkpoint):
     smooth.count,smooth.val = self.later['smooth'][0],tensor(self.later['smooth'][1])
     if self.later['scaler']: self.learn.mixed_precision.scaler.load_state_dict(self.later['scaler'])
 
-# %% ../nbs/37_runs.ipynb #bbabbba0
+# %% ../nbs/37_runs.ipynb #e8f3327f
 def fit_run(
     r,           # a resolved recipe
     learn,       # its `Learner`
@@ -260,7 +265,7 @@ def fit_run(
     learn.remove_cb(ckpt)
     return ckpt
 
-# %% ../nbs/37_runs.ipynb #ac535322
+# %% ../nbs/37_runs.ipynb #1fc69ba1
 class _KeepLabels(Callback):
     "Collect predicted and true labels of a validation"
     run_train = False
@@ -269,7 +274,8 @@ class _KeepLabels(Callback):
     def after_batch(self):
         n = n_real(self.dl, len(self.pred))
         small = torch.uint8 if self.pred.shape[1]<255 else torch.int16
-        self.parts.append([o.to(small).as_subclass(Tensor).cpu() for o in (self.rule(self.pred[:n].detach()), self.y[:n])])
+        both = self.rule(self.pred[:n].detach()),self.y[:n]
+        self.parts.append([o.to(small).as_subclass(Tensor).cpu() for o in both])
     @property
     def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
 
@@ -285,18 +291,25 @@ def measure_run(
     with learn.no_bar(), learn.no_logging(): loss,*values = learn.validate(dl=dl, cbs=keep)
     res = {short(m.name): v for m,v in zip(learn.metrics, values, strict=True)}
     if rule is not argmax_rule:
-        decided = hier_report(*[torch.tensor(o.astype(np.int64)) for o in keep.labels.values()], h, ignore_index=ignore_index)
+        labels = [torch.tensor(o.astype(np.int64)) for o in keep.labels.values()]
+        decided = hier_report(*labels, h, ignore_index=ignore_index)
         res.update({short(k): v for k,v in decided.items()})
     levels = [res.pop(k) for k in list(res) if k.startswith('level_')]
     return dict(res, loss=loss, levels=json.dumps(levels), n_test=len(dl.dataset)), keep.labels
 
-# %% ../nbs/37_runs.ipynb #5ffe02a8
-COLUMNS = ('run_id data tier method seed fold fraction hierarchy overrides epochs er ahc mistake_severity hier_dist_at_5 mean_iou '
-           'calibration_error hier_precision hier_recall hier_f1 levels loss distortion scale best_epoch n_train n_test params seconds '
-           'commit versions device').split()
+# %% ../nbs/37_runs.ipynb #8cf0c940
+COLUMNS = '''
+    run_id data tier method seed fold fraction hierarchy overrides epochs er ahc mistake_severity hier_dist_at_5
+    mean_iou calibration_error hier_precision hier_recall hier_f1 levels loss distortion scale best_epoch n_train n_test
+    params seconds commit versions device'''.split()
 
-def results_file(r, out='results'): "The results file of the recipe, or row, `r` in `out`"; return Path(out)/f"{r['data']}_{r['tier']}.csv"
-def run_file(r, out, suffix): "The file of the run `r` in `out` that ends in `suffix`"; return results_file(r, out).with_suffix('')/f"{r['run_id']}.{suffix}"
+def results_file(r, out='results'):
+    "The results file of the recipe, or row, `r` in `out`"
+    return Path(out)/f"{r['data']}_{r['tier']}.csv"
+
+def run_file(r, out, suffix):
+    "The file of the run `r` in `out` that ends in `suffix`"
+    return results_file(r, out).with_suffix('')/f"{r['run_id']}.{suffix}"
 
 def _protos(learn):
     "Prototypes of `learn`; None if it has none"
@@ -306,14 +319,15 @@ def _row(r, learn, h, state, res):
     "The row of the run `r`"
     protos,dls,device = _protos(learn),learn.dls,learn.dls.device
     name = torch.cuda.get_device_name(device) if device.type=='cuda' else f'{device.type} {platform.machine()}'
-    return {**{k: r[k] for k in COLUMNS[:7]}, **res, 'hierarchy': Path(r['hierarchy']).name, 'overrides': json.dumps(overridden(r)),
-            'distortion': None if protos is None else float(scale_free_distortion(protos.detach()[:len(h)].float().cpu(), h)),
-            'scale': state['history'][-1]['scale'], 'epochs': r['epochs'], 'best_epoch': state['best']['epoch'],
-            'n_train': len(dls.train_ds.idx.unique()) if isinstance(dls.train_ds, _Part) else len(dls.train_ds),
-            'params': sum(p.numel() for p in learn.model.parameters()), 'seconds': round(state['seconds'], 1), 'commit': commit(),
-            'versions': versions(), 'device': name}
+    disto = None if protos is None else float(scale_free_distortion(protos.detach()[:len(h)].float().cpu(), h))
+    n_train = len(dls.train_ds.idx.unique()) if isinstance(dls.train_ds, _Part) else len(dls.train_ds)
+    return dict({k: r[k] for k in COLUMNS[:7]}, **res, hierarchy=Path(r['hierarchy']).name,
+                overrides=json.dumps(overridden(r)), epochs=r['epochs'], distortion=disto,
+                scale=state['history'][-1]['scale'], best_epoch=state['best']['epoch'], n_train=n_train,
+                params=sum(p.numel() for p in learn.model.parameters()), seconds=round(state['seconds'], 1),
+                commit=commit(), versions=versions(), device=name)
 
-# %% ../nbs/37_runs.ipynb #1e3210b8
+# %% ../nbs/37_runs.ipynb #c2f1629d
 def tidy(
     r,  # a resolved recipe
     out # folder of the results
@@ -324,7 +338,7 @@ def tidy(
     df = read_rows(results_file(r, out))
     return df[df.run_id==r['run_id']].iloc[0].to_dict()
 
-# %% ../nbs/37_runs.ipynb #a20f9610
+# %% ../nbs/37_runs.ipynb #058f5462
 def extra(
     module, # to import
     name    # of the optional dependency group
@@ -339,8 +353,9 @@ def _tensorboard(folder):
         def after_batch(self):
             if not self.training: return
             self.writer.add_scalar('train_loss', self.smooth_loss, self.train_iter)
-            numbers = {f'{k}_{i}': v for i,h in enumerate(self.opt.hypers) for k,v in h.items() if type(v) in (int,float)}
-            for k,v in numbers.items(): self.writer.add_scalar(k, v, self.train_iter)
+            values = {f'{k}_{i}': v for i,h in enumerate(self.opt.hypers) for k,v in h.items()}
+            for k,v in values.items():
+                if type(v) in (int,float): self.writer.add_scalar(k, v, self.train_iter)
     return Board(folder, trace_model=False, log_preds=False)
 
 @contextmanager
@@ -354,7 +369,7 @@ def _logged(log, r, out):
         with extra('wandb', 'log').init(project='hierproto', name=r['run_id'], config=r, dir=str(out)):
             yield [_named('fastai.callback.wandb:WandbCallback')(log_preds=False, log_model=False)]
 
-# %% ../nbs/37_runs.ipynb #1f70dcf4
+# %% ../nbs/37_runs.ipynb #ae13981c
 @contextmanager
 def _set_up(r, learn):
     "Mixed precision if the recipe `r` says so, and all processes that `accelerate launch` started"
@@ -374,7 +389,7 @@ def _scale_costs(learn, h):
         warnings.simplefilter('ignore')
         return costs_for(h, len(protos))
 
-# %% ../nbs/37_runs.ipynb #b5e3a4ed
+# %% ../nbs/37_runs.ipynb #bf1ca7f9
 def same_training(
     r,      # a resolved recipe
     recipes # others
@@ -386,7 +401,7 @@ def same_training(
         return m and (m.make, m.params, {k: v for k,v in o.items() if k not in ('run_id','method')})
     return [o for o in recipes if o['method']!=r['method'] and what(o) and what(o)==what(r)]
 
-# %% ../nbs/37_runs.ipynb #c07f0ca8
+# %% ../nbs/37_runs.ipynb #6377df7d
 def _write(r, out, learn, h, state, preds, facts):
     "Measure `learn`; write the files and the row of the run `r`"
     res,labels = measure_run(learn, h, _IGNORE.get(r['data']))

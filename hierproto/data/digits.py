@@ -63,5 +63,6 @@ def digits(
     "scikit-learn's digits at 28x28: `dls, hierarchy`"
     x,y = digit_pictures()
     train,test = train_test_split(torch.arange(len(y)), test_size=valid_pct, random_state=seed, stratify=y)
-    dls = tensor_dls((x[train],y[train]), (x[test],y[test]), DIGITS, bs=bs, batch_tfms=figure1_augment(protocol, normalize), **kwargs)
+    tfms = figure1_augment(protocol, normalize)
+    dls = tensor_dls((x[train],y[train]), (x[test],y[test]), DIGITS, bs=bs, batch_tfms=tfms, **kwargs)
     return dls, digit_costs(hierarchy)
