@@ -1389,4 +1389,11 @@ d = { 'settings': { 'branch': 'main',
                                    'hierproto.testing.random_tree': ('testing.html#random_tree', 'hierproto/testing.py'),
                                    'hierproto.testing.tiny_learner': ('testing.html#tiny_learner', 'hierproto/testing.py'),
                                    'hierproto.testing.toy_data': ('testing.html#toy_data', 'hierproto/testing.py'),
-                                   'hierproto.testing.value_and_grad': ('testing.html#value_and_grad', 'hierproto/testing.py')}}}
+                                   'hierproto.testing.value_and_grad': ('testing.html#value_and_grad', 'hierproto/testing.py')},
+            'hierproto.verdicts': { 'hierproto.verdicts._p': ('verdicts.html#_p', 'hierproto/verdicts.py'),
+                                    'hierproto.verdicts._test': ('verdicts.html#_test', 'hierproto/verdicts.py'),
+                                    'hierproto.verdicts._verdict': ('verdicts.html#_verdict', 'hierproto/verdicts.py'),
+                                    'hierproto.verdicts.changes': ('verdicts.html#changes', 'hierproto/verdicts.py'),
+                                    'hierproto.verdicts.judge': ('verdicts.html#judge', 'hierproto/verdicts.py'),
+                                    'hierproto.verdicts.plot_verdicts': ('verdicts.html#plot_verdicts', 'hierproto/verdicts.py'),
+                                    'hierproto.verdicts.verdict_table': ('verdicts.html#verdict_table', 'hierproto/verdicts.py')}}}
