@@ -20,7 +20,8 @@ def unit(x):
     top = x.detach().abs().amax(-1, keepdim=True)
     ok = top > 1e-30
     x = x/top.where(ok, 1)
-    return x/torch.linalg.vector_norm(x.where(ok, 1), dim=-1, keepdim=True)
+    norm = torch.linalg.vector_norm(x.where(ok, 1), dim=-1, keepdim=True)
+    return x/norm.where(ok, 1) # a zero vector keeps the gradient of a vector of length one
 
 # %% ../nbs/01_distortion.ipynb #bd72cded
 def _float(x, y):
