@@ -26,8 +26,8 @@ def unit(x):
 # %% ../nbs/01_distortion.ipynb #bd72cded
 def _float(x, y):
     "`x` and `y` in a common type, at least float32"
-    if x.shape[-1] != y.shape[-1]:
-        raise ValueError(f'vectors must have the same length, got shapes {tuple(x.shape)} and {tuple(y.shape)}')
+    if not (x.ndim == y.ndim == 2 and x.shape[1] == y.shape[1]):
+        raise ValueError(f'vectors (N, m) and (M, m) must have the same length, got shapes {tuple(x.shape)} and {tuple(y.shape)}')
     dt = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
     return x.to(dt), y.to(dt)
 

@@ -108,7 +108,9 @@ class DataLoss(nn.Module):
         self.ignore_index,self.reduction = ignore_index,reduction
         self.register_buffer('weight', None if weight is None else torch.as_tensor(weight).float())
 
-    def per_item(self, scores, targets): return F.cross_entropy(scores, targets, reduction='none')
+    def per_item(self, scores, targets):
+        # torch ignores labels of -100 unless told otherwise, whatever our `ignore_index` is
+        return F.cross_entropy(scores, targets, reduction='none', ignore_index=torch.iinfo(torch.long).min)
     def activation(self, scores): return scores.softmax(1)
     def decodes(self, scores): return scores.argmax(1)
 
