@@ -170,3 +170,9 @@ def test_api_page_links_to_definitions(site):
     known = {k.rpartition('.')[2] for syms in docs.modidx['syms'].values() for k in syms}
     for n in docs.public & known:
         assert re.search(rf'href="[\w.]+\.html#[\w.-]*{n.lower()}[\w.-]*"[^>]*><code[^>]*>(<span[^>]*>)?{n}<', html), n
+
+@in_browser
+def test_only_the_current_section_is_open(page, url):
+    page.goto(f'{url}/distortion.html')
+    sections = {o.inner_text().lower(): o.get_attribute('aria-expanded') for o in page.query_selector_all('.sidebar-tree .caption')}
+    assert [k for k, v in sections.items() if v == 'true'] == ['reference', 'the idea']

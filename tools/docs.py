@@ -185,10 +185,11 @@ head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html, div.math
         '.sidebar-tree .caption { cursor: pointer } @media (min-width: 110em) { .main > .content { width: 60em } }</style>')
 # only the section of the current page is open; a click on a section opens or closes it
 head += """<script>addEventListener('DOMContentLoaded', () => document.querySelectorAll('.sidebar-tree .caption').forEach(c => {
-  const list = c.nextElementSibling, toggle = () => { list.hidden = !list.hidden; c.setAttribute('aria-expanded', !list.hidden) }
-  c.tabIndex = 0; c.setAttribute('role', 'button'); c.setAttribute('aria-expanded', true); c.onclick = toggle
+  const list = c.nextElementSibling, open = o => { list.style.display = o ? '' : 'none'; c.setAttribute('aria-expanded', o) },
+        toggle = () => open(list.style.display == 'none')
+  c.tabIndex = 0; c.setAttribute('role', 'button'); c.onclick = toggle
   c.onkeydown = e => { if (e.key == 'Enter') toggle() }
-  if (!list.classList.contains('current')) toggle() }))</script>"""
+  open(list.children.length == 1 || list.classList.contains('current')) }))</script>"""
 
 def on_doctree(app, doctree):
     r"Keep Sphinx from wrapping long equations in an environment that forbids \tag, and give headings their anchors"
