@@ -73,12 +73,9 @@ def _answer_index(h):
 _text = ('target','prediction','file')
 
 def _json_table(f):
-    "The rows of `hierproto_predict --json` as a DataFrame; pictures with errors are left out"
-    text = Path(f).read_text(encoding='utf-8-sig').strip()
-    rows = json.loads(text) if text.startswith('[') else [json.loads(o) for o in text.splitlines()]
-    for r in rows:
-        if 'path' in r: r.setdefault('prediction', '/'.join(o['name'] for o in r['path']) or '/')
-    cells = [{**{k: r[k] for k in _text if k in r}, **r.get('probabilities', {})} for r in rows if 'error' not in r]
+    "The rows of `hierproto_predict --out x.jsonl` as a DataFrame"
+    rows = [json.loads(o) for o in Path(f).read_text(encoding='utf-8-sig').splitlines()]
+    cells = [{**{k: r[k] for k in _text if k in r}, **r.get('probabilities', {})} for r in rows]
     return pd.DataFrame(cells).fillna({k: '' for k in _text})
 
 def _csv_table(f):
@@ -98,7 +95,7 @@ def _some(names, most=5): return ', '.join(map(repr, [*names][:most])) + ', ...'
 
 def _table(f, index):
     "The table in the file `f`, with a column `target`"
-    try: df = (_json_table if Path(f).suffix.lower() in ('.json','.jsonl') else _csv_table)(f)
+    try: df = (_json_table if Path(f).suffix=='.jsonl' else _csv_table)(f)
     except (PredictionsError,OSError): raise
     except Exception as e: raise PredictionsError(f'{f}: not a table in UTF-8: {str(e).strip()}') from None
     if 'target' not in df and 'file' in df: df['target'] = [_folder_class(o, index) for o in df['file']]
@@ -143,12 +140,13 @@ def _probs(df, cols, f, scores=False):
             raise PredictionsError(f'{f}, row {i+1}: {what} (column {cols[k]!r})')
     refuse(~np.isfinite(P), '{0!r} is not a number')
     if scores: return torch.tensor(P).softmax(1)
-    refuse((P<0)|(abs(total-1)>.02), '{0} is not a probability, or the sum {1:.4g} is not 1; if these are scores, say --scores')
+    what = '{0} is not a probability, or the sum {1:.4g} is not 1; if these are scores, say --scores'
+    refuse((P<0)|(abs(total-1)>.02), what)
     return torch.tensor(P/total)
 
 # %% ../nbs/43_audit.ipynb #4aab7fac
 def read_predictions(
-    f, # a .csv file, or .json or .jsonl from hierproto_predict
+    f, # a .csv file, or .jsonl from hierproto_predict
     h, # the `Hierarchy` or `CostMatrix` of the classes
     scores=False # are the columns scores, whose softmax are probabilities?
 ):
@@ -334,11 +332,12 @@ def _gain(p, t):
     if p.probs is None: return _note('With a column of probabilities per class, this page shows what other rules save.')
     own,other = t.AHC.iloc[0],t.AHC[f'{t.index[0]}, least expected cost']
     ece = 100*calibration_error(p.probs, p.targets, probs=True).item()
-    return (f'<h2>What another rule would gain</h2><p>Answering with the class of least expected cost changes the cost from '
-            f'{own:.3f} to {other:.3f}. This relies on the probabilities, whose calibration error is {ece:.1f} points.</p>')
+    return ('<h2>What another rule would gain</h2><p>Answering with the class of least expected cost changes the cost '
+            f'from {own:.3f} to {other:.3f}. This relies on the probabilities, whose calibration error is {ece:.1f} '
+            'points.</p>')
 
 # %% ../nbs/43_audit.ipynb #e3456c19
-_legend_confusions = '<h2>Who is taken for whom</h2><p>Classes in the order of the hierarchy; redder means costlier.</p>'
+_matrix = '<h2>Who is taken for whom</h2><p>Classes in the order of the hierarchy; redder means costlier.</p>'
 _legend = 'AHC: average cost of an answer, 0 if right; severity: average cost of a mistake; groups count as mistakes.'
 
 def html_report(
@@ -354,7 +353,7 @@ def html_report(
              t.to_html(escape=True, border=0, float_format=_number, na_rep='–'), _note(_legend), _gain(p, t),
              '<h2>Costly mistakes</h2><p>The confusions that add most to the cost.</p>', _costly_html(costly(p))]
     with _plain_text():
-        if len(p.h)<=1000: parts += [_legend_confusions, _img(_plot_confusions(p), 'confusions')]
+        if len(p.h)<=1000: parts += [_matrix, _img(_plot_confusions(p), 'confusions')]
         if fit: parts += [f'<h2>Does the hierarchy fit?</h2><p class="says">{html.escape(fit.says)}</p>']
         if fit and np.ptp(fit.shuffled)>0: parts += [_img(plot_fit(fit).figure, 'shuffled')]
         if len(p.h)<=2000: parts += ['<h2>The hierarchy</h2>', _img(_plot_hierarchy(p.h), 'hierarchy')]
@@ -376,7 +375,7 @@ def write_text(
 
 # %% ../nbs/43_audit.ipynb #727f3ac7
 def audit(
-    predictions:str, # CSV with `target` and `prediction`, or a probability per class; or .json(l) of hierproto_predict
+    predictions:str, # CSV with `target` and `prediction`, or a probability per class; or .jsonl of hierproto_predict
     classes:str, # .csv or .json file of the tree or costs, or a tree of the library; after --subset, hierarchy.json
     out:str='audit', # folder for report.html, table.csv and mistakes.csv
     scores:bool=False, # the columns are scores (logits), not probabilities
@@ -392,7 +391,8 @@ def audit(
     p = read_predictions(predictions, read_hierarchy(classes), scores)
     runs = {'as given': p}
     t,fit = audit_table(runs),shuffles>0 and tree_fit(p, shuffles, seed)
-    text = [f'{len(p):,} samples of {len(p.h)} classes\n', t.to_string(float_format=_number), '', fit.says if fit else '']
+    text = [f'{len(p):,} samples of {len(p.h)} classes\n', t.to_string(float_format=_number), '']
+    text += [fit.says] if fit else []
     print(plain('\n'.join(text + [f'Note: {o}' for o in p.notes])))
     write_text(out/'table.csv', t)
     write_text(out/'mistakes.csv', costly(p, 100, 0).drop(columns='examples', errors='ignore'))

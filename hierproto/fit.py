@@ -59,7 +59,8 @@ def picture_files(
     "All pictures below `folder`, by their names, in order; warns of files that may be pictures of other formats"
     if not os.path.isdir(folder): raise PictureError(f'{folder}: there is no such folder')
     ends = {f: f.suffix.lower() for f in _files_below(folder)}
-    files,others = [f for f in ends if ends[f] in _suffixes],Counter(o for o in ends.values() if o not in _suffixes|_beside)
+    files = [f for f in ends if ends[f] in _suffixes]
+    others = Counter(o for o in ends.values() if o not in _suffixes|_beside)
     note = ', '.join(f"{_n(k, 'file')} {o or 'without an ending'}" for o,k in others.most_common(5))
     note = f'not used: {note}: convert to .jpg or .png' if note else ''
     if not files: raise PictureError(f"{folder}: no pictures in this folder ({', '.join(sorted(_suffixes))}); {note}")
@@ -82,8 +83,8 @@ def _strangers(lost, h):
                                        'put each into a folder with the name of its class')
     says = [f"{f!r} ({_n(k, 'picture')})" for f,k in lost.items()]
     hints = [o for f in lost if (o := h.suggest(f.split('/')[-1]))]
-    raise HierarchyError('; '.join([f"no class has the name of the folder {', '.join(says[:8])}: rename folders, or add classes "
-                         'to the table, whose first line is a header and whose last column is the class', *hints[:8]]))
+    how = 'rename folders, or add classes to the table, whose first line is a header and whose last column is the class'
+    raise HierarchyError('; '.join([f"no class has the name of the folder {', '.join(says[:8])}: {how}", *hints[:8]]))
 
 # %% ../nbs/44_fit.ipynb #3c545b6d
 def _find_pictures(folder, h):
@@ -187,18 +188,19 @@ def _dls(data, o):
     n,resamples = int((~t.valid).sum()),(Image.Resampling[prep['interpolation'].upper()],Image.NEAREST)
     blocks = ImageBlock(PILImageBW if data.grey else PILImage),CategoryBlock(vocab=data.h.leaves, sort=False)
     block = DataBlock(blocks, get_x=ItemGetter(0), get_y=ItemGetter(1),
-        splitter=IndexSplitter(np.flatnonzero(t.valid).tolist()), item_tfms=Resize(o.size, o.resize, resamples=resamples),
+        splitter=IndexSplitter(np.flatnonzero(t.valid).tolist()),
+        item_tfms=Resize(o.size, o.resize, resamples=resamples),
         batch_tfms=[*_augment[o.augment](), Normalize.from_stats(prep['mean'], prep['std'])])
     return block.dataloaders(list(zip(t.file, t.label)), bs=min(o.bs or _usual_bs(n), n), num_workers=o.workers)
 
 # %% ../nbs/44_fit.ipynb #035a4057
 def _learner(dls, h, o):
     "The `Learner` for the options `o`; given weights are frozen at first"
-    own = o.pretrained not in ('no','yes')
-    if o.pretrained=='yes' and o.arch in ARCHS: raise ModelError(f'{o.arch} has no published weights: try --arch resnet18')
+    own,published = o.pretrained not in ('no','yes'),o.pretrained=='yes'
+    if published and o.arch in ARCHS: raise ModelError(f'{o.arch} has no published weights: try --arch resnet18')
     body = make_body(o.arch, dls.one_batch()[0].shape[1])
     file = Path(o.pretrained)/'model.safetensors' if Path(o.pretrained).is_dir() else o.pretrained
-    try: learn = hier_learner(dls, body, h, o.method, m=o.m, pretrained=o.pretrained=='yes', weights=file if own else None)
+    try: learn = hier_learner(dls, body, h, o.method, m=o.m, pretrained=published, weights=file if own else None)
     except OSError as e: raise ModelError(f'{e}'.splitlines()[0]+'; --pretrained no needs no weights') from None
     except ValueError as e: raise ModelError(f'{e} (--arch {o.arch})') from None
     learn.arch = o.arch
@@ -284,7 +286,8 @@ def _check_options(o):
     for k,(lo,hi) in _ranges.items():
         if not (lo<=o[k]<=hi or (k in ('size','bs') and o[k]==0)):
             raise ModelError(f'--{k} must be between {lo} and {hi}, got {o[k]}')
-    if o['method'] not in METHODS: raise ModelError(f"unknown --method {o['method']!r}; choose from {', '.join(METHODS)}")
+    if o['method'] not in METHODS:
+        raise ModelError(f"unknown --method {o['method']!r}; choose from {', '.join(METHODS)}")
     if o['arch']!='auto': make_body(o['arch'])
     _start(o['pretrained'])
 
@@ -304,8 +307,8 @@ def _describe(data, o):
     "A sentence on what is trained on what"
     nv,kind = int(data.table.valid.sum()),', grey' if data.grey else ''
     start = dict(no='random weights', yes='published weights').get(o.pretrained, f'the weights in {o.pretrained}')
-    return (f"{len(data.table)-nv:,} pictures of {len(data.h)} classes to learn from, {nv:,} held back; {o.method} on {o.arch}, "
-            f"{o.size}x{o.size} pixels{kind}, {_n(o.epochs, 'epoch')} from {start}")
+    return (f"{len(data.table)-nv:,} pictures of {len(data.h)} classes to learn from, {nv:,} held back; "
+            f"{o.method} on {o.arch}, {o.size}x{o.size} pixels{kind}, {_n(o.epochs, 'epoch')} from {start}")
 
 def _train(data, o):
     "A Learner, trained with the options `o`"
@@ -384,14 +387,21 @@ def _given(o):
     return list(zip(at, df.target if 'target' in df else [None]*len(at)))
 
 # %% ../nbs/44_fit.ipynb #ca191b0b
-def _read_batch(model, files):
-    "Tensor of the pictures that can be read (None if there are none), and for each file its error or None"
-    def read(f):
-        try: return model.batch(f)[0]
-        except PictureError as e: return str(e)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool: got = list(pool.map(read, files))
-    good = [o for o in got if not isinstance(o, str)]
-    return torch.stack(good) if good else None,[o if isinstance(o, str) else None for o in got]
+def _read(model, f):
+    "The picture in the file `f` as a tensor, or its error as text"
+    try: return model.batch(f)[0]
+    except PictureError as e: return str(e)
+
+def _batches(model, given, bs):
+    "Yields parts of `given` with what `_read` makes of their files"
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        ahead = []
+        for part in chunked(given, bs):
+            ahead.append((part, [pool.submit(_read, model, f) for f,_ in part]))
+            if len(ahead)<2: continue
+            part,jobs = ahead.pop(0)
+            yield part,[o.result() for o in jobs]
+        for part,jobs in ahead: yield part,[o.result() for o in jobs]
 
 # %% ../nbs/44_fit.ipynb #19123f6e
 def _answer(path, index, h):
@@ -406,13 +416,13 @@ def _row(h, index, probs, path):
 def _name_pictures(model, given, rule=None, threshold=None, bs=64):
     "Yields a dict for each file and target in `given`: its error, or prediction, path and probabilities"
     h,index = model.h,model.h.class_index()
-    for part in chunked(given, bs):
-        x,errors = _read_batch(model, [f for f,_ in part])
-        scores = model.scores(x) if x is not None else []
-        answers = iter(zip(scores.softmax(1).tolist(), model.paths(scores, rule, threshold)) if len(scores) else [])
-        for (f,target),e in zip(part, errors):
+    for part,pictures in _batches(model, given, bs):
+        good = [o for o in pictures if isinstance(o, torch.Tensor)]
+        scores = model.scores(torch.stack(good)) if good else []
+        answers = iter(zip(scores.softmax(1).tolist(), model.paths(scores, rule, threshold)) if good else [])
+        for (f,target),o in zip(part, pictures):
             r = dict(file=str(f)) if target is None else dict(file=str(f), target=target)
-            if e: yield dict(r, error=e)
+            if isinstance(o, str): yield dict(r, error=o)
             else: yield dict(r, **_row(h, index, *next(answers)))
 
 # %% ../nbs/44_fit.ipynb #a49e5024
@@ -453,5 +463,6 @@ def predict(
         else: print(plain(_line(r, top)))
     if out: _save_rows(rows, f)
     if not bad: return
-    print(plain('\n'.join([*bad[:20], f'{len(bad)} of {_n(len(given), "picture")} could not be read'])), file=sys.stderr)
+    bad = [*bad[:20], f'{len(bad)} of {_n(len(given), "picture")} could not be read']
+    print(plain('\n'.join(bad)), file=sys.stderr)
     sys.exit(1)

@@ -174,8 +174,10 @@ def read_picture(
 # %% ../nbs/38_saving.ipynb #ea14b714
 def _picture_tensor(o, channels, size, resize='squish', pad='reflection', interpolation='bilinear', **_):
     "The picture `o` as numbers between 0 and 1, in the size of the model, by its image settings"
-    tfm = Resize(tuple(size), resize, pad, resamples=(_interpolations[interpolation],Image.NEAREST))
-    return image2tensor(tfm(read_picture(o, channels), split_idx=1)).float()/255
+    img,mode = read_picture(o, channels),_interpolations[interpolation]
+    if resize=='squish': img = img.resize(size[::-1], mode) # what `Resize` does, three times as fast
+    else: img = Resize(tuple(size), resize, pad, resamples=(mode,Image.NEAREST))(img, split_idx=1)
+    return image2tensor(img).float()/255
 
 # %% ../nbs/38_saving.ipynb #9090a77f
 def get_rule(
@@ -281,12 +283,13 @@ def _hierarchy_of(learn, h):
 
 def _find_arch(learn, arch):
     "The name of the body of `learn`, None if it has none"
-    arch = first(o for o in (arch, getattr(learn, 'arch', None), getattr(learn.model[0], 'arch', None)) if o is not None)
+    arch = ifnone(ifnone(arch, getattr(learn, 'arch', None)), getattr(learn.model[0], 'arch', None))
     if arch is None or isinstance(arch, nn.Module): return None
     name = arch if isinstance(arch, str) else getattr(arch, '__name__', str(arch))
     try: arch_func(name)
     except ValueError as e:
-        raise ModelError(f'{e}; for a custom body pass a module as `arch`, and to `load_classifier` as `body`') from None
+        how = 'for a custom body pass a module as `arch`, and to `load_classifier` as `body`'
+        raise ModelError(f'{e}; {how}') from None
     return name
 
 # %% ../nbs/38_saving.ipynb #279048b2
@@ -553,8 +556,9 @@ class _Answers(nn.Module):
 # %% ../nbs/38_saving.ipynb #5ebc44ae
 def _metadata(p, rule, threshold):
     nodes = ['/'.join(n) for n in p.h.nodes] if isinstance(p.h, Hierarchy) else p.h.leaves
-    lists = {k: json.dumps(o, ensure_ascii=False) for k,o in dict(classes=p.h.leaves, answers=nodes, settings=p.settings).items()}
-    return dict(**lists, hierarchy=p.h.to_json(), fingerprint=p.h.fingerprint, rule=rule, threshold=str(threshold))
+    more = dict(classes=p.h.leaves, answers=nodes, settings=p.settings)
+    more = {k: json.dumps(o, ensure_ascii=False) for k,o in more.items()}
+    return dict(**more, hierarchy=p.h.to_json(), fingerprint=p.h.fingerprint, rule=rule, threshold=str(threshold))
 
 def _onnx_check(f, graph, x, eps=1e-4):
     "Raise a `ModelError` if the file `f`, run by onnxruntime on the pictures `x`, differs from `graph`"
@@ -563,7 +567,7 @@ def _onnx_check(f, graph, x, eps=1e-4):
     with torch.no_grad(): want = graph(x)
     for a,b in zip(run.run(['scores','probabilities'], dict(images=x.numpy())), want):
         off = abs(a-b.numpy()).max()/b.abs().max().clamp(min=1).item()
-        if not off<=eps: raise ModelError(f'the exported model differs from the original by {off:.1e}, more than {eps:g}')
+        if not off<=eps: raise ModelError(f'the exported model differs from the original by {off:.1e}')
 
 # %% ../nbs/38_saving.ipynb #f1f4426f
 def _onnx_program(graph, x):
