@@ -1,6 +1,7 @@
 "Saved models, and the commands for people who do not program: in process, and as a shell would start them"
 import json, os, pickle, re, resource, shutil, signal, stat, subprocess, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 
 import numpy as np, pandas as pd, pytest, torch
@@ -10,7 +11,8 @@ from sklearn.datasets import load_digits
 
 from hierproto.cli import run_command
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
-from hierproto.fit import make_learner
+from hierproto.fit import _dls, _folder_data, _learner
+from hierproto.readers import read_hierarchy
 from hierproto.saving import ModelError, PictureError, Predictor, export_onnx, get_rule, load_classifier, read_picture, save_classifier
 
 FAST = ['--arch', 'convnet', '--epochs', '3', '--lr', '1e-2', '--m', '16', '--quiet']
@@ -52,7 +54,7 @@ def work(tmp_path_factory):
     Hierarchy.named('mnist_visual').to_csv(d/'classes.csv')
     (d/'images'/'3'/'broken.png').write_bytes(b'\x89PNG\r\n\x1a\n not really')
     (d/'home').mkdir()
-    d.joinpath('fit.txt').write_text((res := program('fit', d/'images', d/'classes.csv', '--out', d/'model', '--compare', *FAST, home=d/'home')).stdout)
+    d.joinpath('fit.txt').write_text((res := program('fit', d/'images', d/'classes.csv', '--out', d/'model', *FAST, home=d/'home')).stdout)
     assert res.returncode == 0, res.stderr
     return d
 
@@ -60,7 +62,7 @@ def work(tmp_path_factory):
 def test_fit(work):
     said, table = (work/'fit.txt').read_text(), pd.read_csv(work/'model'/'table.csv', index_col=0)
     assert '160 pictures of 10 classes' in said and 'broken.png' in said and 'random weights' in said
-    assert list(table.index[:2]) == ['gp_disto', 'cross_entropy'] and (table['error rate %'] < 75).all()
+    assert list(table.index) == ['gp_disto', 'gp_disto, least expected cost'] and (table['error rate %'] < 75).all()
     assert all(f"{table.loc[o, 'AHC']:.2f}" in said for o in table.index)
     assert {f.name for f in (work/'model').iterdir()} == {'model.safetensors', 'hierarchy.json', 'settings.json', 'report.html', 'table.csv', 'predictions.csv'}
 
@@ -79,14 +81,33 @@ def test_predict(work):
     assert [re.search(r'(\S+) \d+%$', o)[1] for o in lines] == rows.prediction[:3].tolist() and len(res.stdout.splitlines()) == 9
 
 
-def test_predict_json_and_a_bad_picture(work, tmp_path):
+def test_predict_reports_bad_pictures_and_names_the_others(work, tmp_path):
     rows = pd.read_csv(work/'model'/'predictions.csv', dtype={'prediction': str})
     (tmp_path/'no.png').write_text('no picture')
-    res = program('predict', work/'model', tmp_path/'no.png', rows.file[0], tmp_path/'missing.png', '--json', '--rule', 'crm')
-    found = [json.loads(o) for o in res.stdout.splitlines()]
+    res = program('predict', work/'model', tmp_path/'no.png', rows.file[0], tmp_path/'missing.png', '--out', tmp_path/'x.jsonl', '--rule', 'crm')
+    found, = [json.loads(o) for o in (tmp_path/'x.jsonl').read_text().splitlines()]
     assert res.returncode == 1 and 'no.png: not a picture' in res.stderr and 'missing.png: there is no such file' in res.stderr and 'Traceback' not in res.stderr
-    probs = [o['probability'] for o in found[1]['path']]
-    assert ['error' in o for o in found] == [True, False, True] and len(probs) == 3 and sorted(probs, reverse=True) == probs
+    probs = [o['probability'] for o in found['path']]
+    assert found['file'] == rows.file[0] and len(probs) == 3 and sorted(probs, reverse=True) == probs
+
+
+@pytest.mark.parametrize('kind', ['csv', 'jsonl'])
+@pytest.mark.parametrize('rule', [[], ['--rule', 'back_off', '--threshold', '.7']], ids=['class', 'group'])
+def test_audit_reads_what_predict_writes(work, tmp_path, kind, rule, capsys):
+    "A group costs its distance to the true class in the tree, computed here from the paths in the file"
+    h, f = Hierarchy.from_csv(work/'classes.csv'), tmp_path/f'x.{kind}'
+    pictures = [o for o in sorted((work/'images').rglob('*.png')) if o.name != 'broken.png']
+    run_command('predict', [work/'model', *pictures, '--out', f, *rule])
+    run_command('audit', [f, work/'classes.csv', '--out', tmp_path/'audit', '--shuffles', 9])
+    rows = pd.read_csv(f, dtype=str) if kind == 'csv' else pd.read_json(f, lines=True, dtype=str)
+    path = dict(zip(h.leaves, h.nodes))
+    pairs = [(path.get(a, tuple(o for o in a.split('/') if o)), path[Path(t).parent.name]) for a, t in zip(rows.prediction, rows.file)]
+    costs = [len(a) + len(b) - 2*len(os.path.commonprefix([a, b])) for a, b in pairs]
+    table, groups = pd.read_csv(tmp_path/'audit'/'table.csv', index_col=0).loc['as given'], [a not in h.leaves for a in rows.prediction]
+    assert table.AHC == pytest.approx(np.mean(costs)) and any(groups) == bool(rule)
+    assert table.get('groups %', 0) == pytest.approx(100*np.mean(groups))
+    assert '--force' in failed(capsys, 'audit', f, work/'classes.csv', '--out', tmp_path/'audit')
+    run_command('audit', [f, work/'classes.csv', '--out', tmp_path/'audit', '--shuffles', 0, '--force'])
 
 
 def test_audit_agrees_with_fit(work, tmp_path):
@@ -109,12 +130,12 @@ def test_audit_of_labels_and_costs(tmp_path):
     assert 'CAUTION' in res.stdout or 'follow' in res.stdout
 
 
-@pytest.mark.parametrize('name', ['fit', 'predict', 'audit'])
+@pytest.mark.parametrize('name', ['fit', 'predict', 'audit', 'compare'])
 def test_help_explains_each_option(name, capsys):
     with pytest.raises(SystemExit): run_command(name, ['--help'])
     text = ' '.join(capsys.readouterr().out.split())
     options = re.findall(r'--(\w+)(?: [A-Z]+| {[\w,]+})? (?=[a-z(])', text.split('options:')[1])
-    assert {'fit': 19, 'predict': 8, 'audit': 4}[name] <= len(set(options)), options
+    assert {'fit': 18, 'predict': 6, 'audit': 5, 'compare': 9}[name] <= len(set(options)), options
 
 
 def test_fit_complains(work, tmp_path, capsys):
@@ -200,11 +221,11 @@ def test_every_method_is_saved_and_loaded(learners, tmp_path):
     make, x, methods = learners
     for method in methods:
         learn = make(method)
-        p = load_classifier(save_classifier(learn, tmp_path/method, 'convnet', method=method))
+        p = load_classifier(save_classifier(learn, tmp_path/method, 'convnet'))
         with torch.no_grad(): want = learn.model.cpu().eval()(x)
         assert torch.allclose(p.scores(x), want, atol=1e-5), method
         rule = 'crm' if method.endswith('_crm') else 'argmax'
-        assert p.settings['rule'] == rule and [o.names[-1] for o in p.predict(x[:5])] == [p.h.leaves[k] for k in get_rule(rule, p.h)(want[:5])]
+        assert p.settings['method'] == method and p.settings['rule'] == rule and [o.names[-1] for o in p.predict(x[:5])] == [p.h.leaves[k] for k in get_rule(rule, p.h)(want[:5])]
 
 
 def test_odd_settings(learners, tmp_path):
@@ -269,15 +290,14 @@ def test_pictures_are_normalised_as_the_network_expects(pets, tmp_path, capsys):
 @pytest.mark.parametrize('wrap', [lambda d: d, lambda d: {'state_dict': {f'module.{k}': v for k, v in d.items()}, 'epoch': 3}])
 def test_published_files_of_weights_load_as_they_are(pets, tmp_path, wrap):
     import torchvision
-    from hierproto.fit import folder_data, folder_dls
-    from hierproto.saving import read_classes
-    data = folder_data(pets/'images', read_classes(pets/'classes.csv'), bar=False)
-    theirs = torchvision.models.resnet18()
+    def options(arch): return SimpleNamespace(images=pets/'images', arch=arch, method='learnt', m=8, pretrained=str(tmp_path/'resnet18.pth'), size=32,
+                                              resize='squish', augment='mild', bs=4, workers=0, valid=.2, seed=0, subset=False, quiet=True)
+    data, theirs = _folder_data(read_hierarchy(pets/'classes.csv'), options('resnet18')), torchvision.models.resnet18()
     torch.save(wrap(theirs.state_dict()), tmp_path/'resnet18.pth')
-    dls = folder_dls(data, 'resnet18', bs=4)
-    learn = make_learner(dls, data.h, 'learnt', 'resnet18', 8, str(tmp_path/'resnet18.pth'))
+    learn = _learner(_dls(data, options('resnet18')), data.h, options('resnet18'))
     assert torch.equal(learn.model[0][0][0].weight.cpu(), theirs.conv1.weight) and learn.opt.frozen_idx
-    with pytest.raises(ModelError, match='resnet34'): make_learner(folder_dls(data, 'resnet34', bs=4), data.h, 'learnt', 'resnet34', 8, str(tmp_path/'resnet18.pth'))
+    other = options('resnet34')
+    with pytest.raises(ModelError, match='resnet34'): _learner(_dls(data, other), data.h, other)
 
 
 # --- interrupted ---
@@ -289,7 +309,7 @@ def test_ctrl_c_and_resume(work, tmp_path):
     p.send_signal(signal.SIGINT)
     out, err = p.communicate(timeout=300)
     assert p.returncode == 130 and re.fullmatch(r'hierproto_fit: interrupted: the same command with --resume continues after epoch \d\n', err), err
-    assert 'epoch train_loss valid_loss' in out
+    assert 'epoch train_loss valid_loss' in ' '.join(out.split())
     res = program('fit', *options, '--out', tmp_path/'stopped')
     assert res.returncode == 2 and '--resume continues it' in res.stderr
     res = program('fit', *options, '--out', tmp_path/'stopped', '--resume')
