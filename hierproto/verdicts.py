@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['changes', 'judge', 'verdict_table', 'plot_verdicts']
 
-# %% ../nbs/50a_verdicts.ipynb #1bc21370
+# %% ../nbs/50a_verdicts.ipynb #007e4059
 import numpy as np, pandas as pd
 from .compare import MARGIN, holm, t_interval
 
-# %% ../nbs/50a_verdicts.ipynb #d0f55396
+# %% ../nbs/50a_verdicts.ipynb #286d684f
 def changes(
     a, b,  # rows of two methods, from `pick`
     metric # name of a column
@@ -20,7 +20,7 @@ def changes(
     ref = both[f'{metric}_b']
     return (100*(both[metric]-ref)/ref.mean()).to_numpy()
 
-# %% ../nbs/50a_verdicts.ipynb #a537d87e
+# %% ../nbs/50a_verdicts.ipynb #b742fcee
 def _verdict(mean, p, n):
     if n<2: return 'undecided, one seed' if n else 'not run'
     if p>=.05: return 'undecided'
@@ -42,7 +42,11 @@ def judge(
     df.loc[several,'p'] = holm(df.p[several])
     return df.assign(verdict=[_verdict(r.change, r.p, r.pairs) for r in df.itertuples()])
 
-# %% ../nbs/50a_verdicts.ipynb #3f7319a8
+# %% ../nbs/50a_verdicts.ipynb #1937baf7
+def _interval(r):
+    if not r.pairs: return '–'
+    return f'{r.change:+.1f}' + (f' [{r.low:+.1f}, {r.high:+.1f}]' if r.pairs>1 else '')
+
 def _p(p): return '< .001' if p<.001 else f'{p:.3f}'
 
 def verdict_table(
@@ -50,8 +54,7 @@ def verdict_table(
     name='comparison'# head of the first column
 ):
     "`judged` as a table to show: number of pairs, change with interval, verdict"
-    interval = lambda r: f'{r.change:+.1f} [{r.low:+.1f}, {r.high:+.1f}]' if r.pairs>1 else f'{r.change:+.1f}' if r.pairs else '–'
-    cells = [[int(r.pairs), interval(r), _p(r.p) if r.pairs>1 else '–', r.verdict] for r in judged.itertuples()]
+    cells = [[int(r.pairs), _interval(r), _p(r.p) if r.pairs>1 else '–', r.verdict] for r in judged.itertuples()]
     index = pd.Index(judged.index, name=name)
     return pd.DataFrame(cells, index=index, columns=['seeds','change % [95%]','p (Holm)','verdict'])
 
@@ -62,7 +65,7 @@ def plot_verdicts(
     xlabel, # what changes
     ax=None # an axis
 ):
-    "Mean changes with their intervals, coloured by verdict, and the margin as a dotted line; hollow points have one seed"
+    "Mean changes with intervals, coloured by verdict; the margin is dotted, and hollow points have one seed"
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(7,.28*len(judged)+.9), layout='constrained')[1]
     for i,r in enumerate(judged.itertuples()):
