@@ -251,10 +251,10 @@ def resolve(
     r = {**_value(RECIPES[data]), **(_value(LITTLE) if fraction<1 else {}), **tier_of(data, tier)}
     args = r.pop('args', {}) if protos else {}
     if not protos: r = {k: v for k,v in r.items() if k not in ('proto_lr','proto_wd','args')}
-    if not guided: r['lam'] = None
     own = {k: v for k,v in overrides.items() if k in _FIELDS}
     for k,v in dict(own, seed=seed, fold=fold, fraction=fraction).items(): check_value(k, v)
     r.update({k: float(v) if isinstance(r.get(k), float) and type(v) is int else v for k,v in own.items()})
+    if not guided and 'lam' not in own: r['lam'] = None
     args = {**args, **{k: v for k,v in overrides.items() if k not in _FIELDS}}
     r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, args=args,
              hierarchy=str(hierarchy or TREES[data]))
@@ -284,7 +284,7 @@ GROUPS = dict(all=TABLE, ablation='gp_disto gp_disto_fixed_scale fixed gp_rank g
               little='cross_entropy emd learnt gp_disto'.split())
 
 def _literal(s):
-    try: return ast.literal_eval(s)
+    try: return ast.literal_eval({'true':'True', 'false':'False', 'null':'None'}.get(s, s))
     except (ValueError,SyntaxError,RecursionError,MemoryError): return s
 
 def settings(
