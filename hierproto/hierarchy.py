@@ -546,7 +546,7 @@ def align_costs(
 
 # %% ../nbs/00_hierarchy.ipynb #bc2b308b
 def named_costs(name):
-    "Costs by name: `digits_chain` is |i - j|, any other name is that of a tree"
+    "Costs by `name`: `digits_chain` is |i - j|, any other name is that of a tree"
     i = torch.arange(10.)
     if name == 'digits_chain': return CostMatrix((i[:,None] - i).abs())
     h = Hierarchy.named(name)

@@ -195,7 +195,10 @@ def hier_learner(
 
 # %% ../nbs/10_learner.ipynb #5eb2e04f
 @delegates(hier_learner, but='method')
-def proto_learner(dls, arch, h,
+def proto_learner(
+    dls, # `DataLoaders`
+    arch, # function or name in torchvision or timm, or any module
+    h, # a `Hierarchy`, costs, or a file of classes
     guide='disto', # name in `guides`, a function of prototypes and costs, or None
     lam=1., # weight of the guide, or a schedule
     **kwargs
@@ -207,7 +210,15 @@ def proto_learner(dls, arch, h,
 # %% ../nbs/10_learner.ipynb #7dd01006
 class HierInterpretation(ClassificationInterpretation):
     "Interpretation of a classifier whose mistakes have costs `D`, in the order of its classes"
-    def __init__(self, learn, dl, losses, act=None, D=None, targs=None, decoded=None):
+    def __init__(self,
+        learn, # a `Learner`
+        dl, # the `DataLoader` to interpret
+        losses, # of each sample
+        act=None, # activation, if not that of the loss
+        D=None, # a `Hierarchy` or costs, in the order of the classes
+        targs=None, # true classes
+        decoded=None # predicted classes
+    ):
         store_attr()
         self.costs = as_costs(D).cpu()
         vocab = getattr(dl, 'vocab', None) or getattr(D, 'leaves', range(len(self.costs)))

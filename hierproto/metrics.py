@@ -129,7 +129,7 @@ def average_cost(
 
 # %% ../nbs/05_metrics.ipynb #dbce973a
 def mistake_severity(scores, targets, D, ignore_index=None, vocab=None):
-    "Mean cost of wrong answers; arguments as in `average_cost`"
+    "Mean cost of wrong answers; `scores`, `targets`, `D`, `ignore_index`, `vocab` as in `average_cost`"
     return _ratio(_cost(Batch(scores, targets, ignore_index), _Classes(D, vocab)), k=2)
 
 # %% ../nbs/05_metrics.ipynb #74dea586
@@ -141,7 +141,7 @@ def _at_k(b, c, k):
     return _sums(c.costs(top, b.targs[:,None]).mean(1), torch.ones(len(top)))
 
 def hier_dist_at_k(scores, targets, D, k, ignore_index=None, vocab=None):
-    "Mean cost of the `k` best answers; other arguments as in `average_cost`"
+    "Mean cost of the `k` best answers; `scores`, `targets`, `D`, `ignore_index`, `vocab` as in `average_cost`"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _Classes(D, vocab), k))
 
 # %% ../nbs/05_metrics.ipynb #475883b8
@@ -151,7 +151,7 @@ def _same_at(b, c, level):
     return _sums(n*(A[i]==A[j]), n)
 
 def level_accuracy(scores, targets, h, level, ignore_index=None, vocab=None):
-    "Accuracy at `level` of the tree `h`; other arguments as in `average_cost`"
+    "Accuracy of `scores` for `targets` at `level` of `h`; `ignore_index` and `vocab` as in `average_cost`"
     as_tree(h, 'level_accuracy').ancestors(level) # raises if there is no such level
     return _ratio(_same_at(Batch(scores, targets, ignore_index), _Classes(h, vocab), level))
 
@@ -175,7 +175,7 @@ def _iou(s):
     return (both/either)[either>0].mean()
 
 def mean_iou(scores, targets, n_classes=None, ignore_index=None):
-    "Mean IoU of the classes that occur, of `n_classes`; other arguments as in `error_rate`"
+    "Mean IoU of `scores` for `targets` over classes that occur, of `n_classes`; `ignore_index` as in `error_rate`"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes and range(n_classes)))
 
 # %% ../nbs/05_metrics.ipynb #252f6d80
@@ -209,7 +209,7 @@ def _bins(b, c=None, n_bins=15, probs=None):
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
 def calibration_error(scores, targets, n_bins=15, ignore_index=None, probs=None):
-    "Expected calibration error over `n_bins` of confidence; `probs` as in `as_probs`, others as in `error_rate`"
+    "Calibration error of `scores` for `targets` over `n_bins`, without `ignore_index`; `probs` as in `as_probs`"
     return _ece(_bins(Batch(scores, targets, ignore_index), None, n_bins, probs))
 
 # %% ../nbs/05_metrics.ipynb #b729602c
@@ -299,7 +299,7 @@ def hier_metrics(
 
 # %% ../nbs/05_metrics.ipynb #c31ad0c6
 def hier_report(scores, targets, h, names='all', k=5, ignore_index=None, vocab=None):
-    "The metrics `names` of `scores` as a dict; `names` and `k` as in `hier_metrics`, others as in `average_cost`"
+    "Metrics `names` of `scores` for `targets` under `h`; `k` of `hier_metrics`, `ignore_index`, `vocab` of `average_cost`"
     b = Batch(scores, targets, ignore_index)
     ms = hier_metrics(align_costs(h, vocab), names, k)
     if not b.soft: ms = [m for m in ms if not m.name.startswith(('hier_dist','calibration'))]
