@@ -589,8 +589,3 @@ _elsewhere(CostMatrix, 'readers', 'to_csv to_json')
 _elsewhere(CostMatrix, 'readers', 'from_csv', classmethod)
 _elsewhere(Hierarchy, 'plots', 'plot_sunburst plot_costs')
 _elsewhere(CostMatrix, 'plots', 'plot_costs')
-
-Hierarchy.paths = Hierarchy.path_table # the old names, for `hierproto.saving`
-def __getattr__(name):
-    if name != '_read_csv': raise AttributeError(name)
-    return import_module('hierproto.readers')._read_table
