@@ -183,5 +183,6 @@ def bench(
         pd.concat([*old, new]).drop_duplicates(['measure','size'], keep='last').to_csv(out, index=False)
         print(f"{i}/{len(todo)} {n} {new['size'][0]}: {new.ratio[0]:.3g}, goal {new.goal[0]:g}, {new.verdict[0]}", flush=True)
 
+# %% ../nbs/55_bench.ipynb #0129eb78
 #| eval: false
-if __name__=='__main__' and '__file__' in globals(): call_parse(bench)()
+if __name__=='__main__': call_parse(bench)

@@ -26,7 +26,8 @@ class CountTests(ast.NodeTransformer):
 
 def run_notebook(path):
     "Execute one notebook: success, seconds, cells whose assertions ran, cells that have assertions"
-    import nbdev.test as nt
+    import multiprocessing, nbdev.test as nt
+    multiprocessing.set_start_method('fork', force=True) # as in a notebook: loaders find the classes that it defines
     counter, shell, start = CountTests(), nt.CaptureShell, time.time()
     def counting_shell(*args, **kwargs):
         k = shell(*args, **kwargs)
