@@ -156,7 +156,10 @@ def process(proc):
     "Let nbdev process the notebooks into `proc`; it runs imports and exported cells only"
     # nbdev warns about every cell that imports and does more, even harmless ones; tests/test_docs.py finds the harmful ones
     os.environ['PYTHONWARNINGS'] = 'ignore'
-    parallel(process_one, [(root/'nbs'/n, proc/n) for n in notebooks()], n_workers=os.cpu_count(), method='spawn')
+    # found by its module, since a notebook that runs in a worker takes the place of `__main__`
+    sys.path.insert(0, str(root/'tools'))
+    import docs
+    parallel(docs.process_one, [(root/'nbs'/n, proc/n) for n in notebooks()], n_workers=os.cpu_count(), method='spawn')
 
 def polish_all(proc):
     "Polish the processed notebooks in `proc`"
