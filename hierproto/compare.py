@@ -41,7 +41,7 @@ class Pool:
         self.y = self.y.as_subclass(Tensor).long()
         if self.x.ndim==2: self.x = self.x[:,None]
         if self.test and self.test[0].ndim==2: self.test = self.test[0][:,None],self.test[1]
-        if not self.digest: self.digest = _digest(self.x, self.y)
+        if not self.digest: self.digest = _digest(self.x, self.y, *(self.test or ()))
 
 def _digest(*xs): return hashlib.sha1(b''.join(x.contiguous().numpy().tobytes() for x in xs)).hexdigest()[:12]
 
@@ -55,7 +55,8 @@ def from_dls(cls:Pool,
     (x,y),(xt,yt) = [(o.dataset.x, o.dataset.y) for o in (dls.train, dls.valid)]
     vocab,key = list(dls.vocab),getattr(dls, 'features', {}).get('key', '')
     if official: return cls(x, y, vocab, (xt, yt), key)
-    return cls(torch.cat([x[:,:1], xt]), torch.cat([y, yt]), vocab, digest=key)
+    # other rows than those of the official test set, so another digest
+    return cls(torch.cat([x[:,:1], xt]), torch.cat([y, yt]), vocab, digest=key and f'{key}_pooled')
 
 # %% ../nbs/47_compare.ipynb #8afec857
 def split(
@@ -69,7 +70,7 @@ def split(
 def _check_pool(pool, least=5):
     counts = torch.bincount(pool.y, minlength=len(pool.vocab))
     few = [f'{n} ({c})' for n,c in zip(pool.vocab, counts.tolist()) if c < least]
-    if few: raise ValueError(f"a comparison needs at least {least} images per class; too few: {', '.join(few[:8])}")
+    if few: raise HierarchyError(f"a comparison needs at least {least} images per class; too few: {', '.join(few[:8])}")
 
 # %% ../nbs/47_compare.ipynb #1b8288af
 @dataclass
