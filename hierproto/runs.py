@@ -95,21 +95,25 @@ def _frozen_data(r):
 # %% ../nbs/51_runs.ipynb #e18f6fcc
 _ASKED = 'bs fold size min_samples num_workers holdout protocol normalize'.split()
 
-def run_data(
-    r # a resolved recipe
-):
-    "`dls, hierarchy` of the run `r`; a third loader is the test set, if the data has a separate validation set"
-    if r.get('frozen'): return _frozen_data(r)
+def _pictures(r):
+    "`dls, hierarchy` of a run on the data itself"
     f = _named(f"hierproto.data.{r['data']}:{r['data']}")
     args = _accepted(f, **{k: r[k] for k in _ASKED if k in r})
     if r['arch'] not in ARCHS: args['stats'] = [preprocessing(r['arch'])[k] for k in ('mean','std')]
     if r.get('holdout') and 'holdout' not in args: raise RecipeError(f"{r['data']} has no holdout: remove `holdout`")
     own = _accepted(f, fraction=r['fraction']) # such data sets keep the shares of the classes
     dls,h = _load_data(r, f, **args, **own, **(dict(seed=r['seed']) if own else {}))
-    if r['hierarchy']!=TREES[r['data']]: h = tree_for(read_hierarchy(r['hierarchy']), list(dls.vocab))
-    n = round((1 if own else r['fraction'])*len(dls.train_ds))
-    _sample(dls.train, min(n, r.get('n_train', n)), r['seed'])
-    if r.get('same_steps'): _use(dls.train, torch.arange(round(len(dls.train_ds)/r['fraction']))%len(dls.train_ds))
+    if not own: _sample(dls.train, round(r['fraction']*len(dls.train_ds)), r['seed'])
+    return dls, h if r['hierarchy']==TREES[r['data']] else tree_for(read_hierarchy(r['hierarchy']), list(dls.vocab))
+
+def run_data(
+    r # a resolved recipe
+):
+    "`dls, hierarchy` of the run `r`; a third loader is the test set, if the data has a separate validation set"
+    dls,h = (_frozen_data if r.get('frozen') else _pictures)(r)
+    _sample(dls.train, r.get('n_train', len(dls.train_ds)), r['seed'])
+    n = len(dls.train_ds)
+    if r.get('same_steps'): _use(dls.train, torch.arange(round(n/r['fraction']))%n)
     for dl in dls.loaders[1:]: _sample(dl, r.get('n_test', len(dl.dataset)))
     return dls,h
 
