@@ -76,16 +76,25 @@ def cosine(e, n):
     "Half a cosine from nearly 1 to nearly 0 over the epochs `e` of `n`"
     return (1+math.cos(math.pi*(e+.5)/n))/2
 
+def _one_cycle(e, n, warm=.25):
+    "From 1/25 to 1 in the first quarter of the training, then to 0, by cosines; `e` is a fraction between epochs"
+    p = e/n
+    return .04 + .96*(1-math.cos(math.pi*p/warm))/2 if p<warm else (1+math.cos(math.pi*(p-warm)/(1-warm)))/2
+
 # %% ../nbs/50_recipes.ipynb #73566dbc
 def _factor(e, n, last=.9): return last**(e/max(1, n-1))
 def _product(e, n, last=.9): return last**(e*(e+1)/2/max(1, n-1))
-SCHEDULES = dict(steps=steps, constant=_constant, factor=_factor, product=_product, cosine=cosine)
+SCHEDULES = dict(steps=steps, constant=_constant, factor=_factor, product=_product, cosine=cosine, one_cycle=_one_cycle)
 
 # %% ../nbs/50_recipes.ipynb #e8ca4961
 class RecipeError(ValueError): "A recipe that cannot be followed, and what to change"
 
 _small = dict(epochs=2, n_train=256, n_test=256, runs=1)
 _swift = dict(arch='swift_resnet', epochs=12, schedule='cosine')
+_adam = dict(opt='adamw', betas=(.9,.99), wd=.1, schedule='one_cycle', report='last', lam=1., crm=True)
+_frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128, lr=3e-3, epochs=20, bs=512, runs=10)
+_tuned = dict(_adam, arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3)
+_held_out = dict(holdout=.1, runs=1)
 TIERS = dict(
     paper={},
     cpu=dict(digits={}, mnist=dict(epochs=10), cifar100=dict(_swift, proto_lr=10., proto_wd=0.),
@@ -98,6 +107,8 @@ TIERS = dict(
                inat19=dict(_small, arch='thin_resnet', pretrained=False, n_train=64, n_test=64, bs=16, size=32,
                            num_workers=0)),
     study=dict(cifar100=dict(_swift, holdout=.1, epochs=5, runs=1)),
+    features=dict(cifar100=_frozen), features_study=dict(cifar100={**_frozen, **_held_out}),
+    finetune=dict(cifar100=_tuned), finetune_study=dict(cifar100={**_tuned, **_held_out}),
     figure1=dict(mnist={}, digits=dict(epochs=40, lr=.025)))
 
 # %% ../nbs/50_recipes.ipynb #b94ebec4
@@ -119,6 +130,7 @@ def tier_of(
 ARCHS = dict(convnet='convnet:convnet', resnet18_32='resnet:resnet18_32', thin_resnet='resnet:thin_resnet',
              swift_resnet='resnet:swift_resnet', resnet18_224='resnet:resnet18_224', fusenet='fusenet:fusenet',
              slim_fusenet='fusenet:slim_fusenet', psetae='psetae:PSETAE') # module:function in `hierproto.backbones`
+_PRETRAINED = 'tf_efficientnet_lite0','tf_efficientnet_lite1','tf_efficientnet_lite2' # ImageNet weights as packages
 
 def _in(**bounds): return field(default=None, metadata=bounds) # ge, gt, le, lt
 
@@ -128,14 +140,15 @@ class _Settings:
     seed:int = _in(ge=0, lt=2**32)
     fold:int = _in(ge=0)
     fraction:float = _in(gt=0, le=1)
-    arch:Literal[tuple(ARCHS)] = None
+    arch:Literal['identity','hidden',*ARCHS,*_PRETRAINED] = None
+    frozen:Literal[_PRETRAINED] = None # network whose features are the input
     pretrained:bool|str = None
     project:bool = None
     m:int = _in(ge=1)
     loss:Literal['cross_entropy','focal'] = None
     gamma:float = _in(ge=0)
     lam:float|None = _in(ge=0)
-    opt:Literal['sgd','adam'] = None
+    opt:Literal['sgd','adam','adamw'] = None
     lr:float = _in(gt=0)
     mom:float = _in(ge=0, lt=1)
     betas:tuple[float] = _in(ge=0, lt=1)
@@ -158,6 +171,7 @@ class _Settings:
     num_workers:int = _in(ge=0)
     same_steps:bool = None # with a fraction of the data, as many steps as with all of it
     fp16:bool = None # mixed precision
+    crm:bool = None # measure least-risk decisions too?
     report:Literal['last','best_of_last_5','best_valid'] = None
     runs:int = _in(ge=1)
     repeat:Literal['seed','fold'] = None
@@ -216,7 +230,7 @@ def run_id(
 # %% ../nbs/50_recipes.ipynb #337b53b3
 def _check_together(r):
     "Raise if values of the recipe `r` do not fit together, or its hierarchy is a missing file"
-    for k,need in (('opt',dict(sgd='mom', adam='betas')), ('loss',dict(focal='gamma'))):
+    for k,need in (('opt',dict(sgd='mom', adam='betas', adamw='betas')), ('loss',dict(focal='gamma'))):
         o = need.get(r[k])
         if o and o not in r: raise RecipeError(f'{k}={r[k]} needs {o}: set {o} too')
     folds = RECIPES[r['data']]['runs'][0] if r['repeat']=='fold' else 1
@@ -284,7 +298,8 @@ def describe(
 TABLE = 'cross_entropy hxe soft_labels emd yolo hyperspherical deep_ncm learnt fixed gp_rank gp_disto'.split()
 GROUPS = dict(all=TABLE, ablation='gp_disto gp_disto_fixed_scale fixed gp_rank gp_disto_squared'.split(),
               robustness='gp_disto gp_disto:lam=.5 gp_disto:lam=2 gp_disto:lam=3 gp_disto:hidden=False'.split(),
-              little='cross_entropy emd learnt gp_disto'.split())
+              little='cross_entropy emd learnt gp_disto'.split(),
+              finetune='cross_entropy learnt gp_disto soft_labels'.split())
 
 def _literal(s):
     try: return ast.literal_eval({'true':'True', 'false':'False', 'null':'None'}.get(s, s))

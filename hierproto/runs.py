@@ -10,6 +10,7 @@ __all__ = ['COLUMNS', 'read_hierarchy', 'run_data', 'Rate', 'run_learner', 'Chec
 import contextlib, importlib, inspect, json, os, pickle, platform, random, time, warnings
 import numpy as np, pandas as pd, torch
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from fastcore.all import *
 from fastai.basics import *
@@ -20,8 +21,10 @@ from .distortion import *
 from .prototypes import *
 from .metrics import *
 from .callbacks import *
-from .inference import argmax_rule
-from .data.core import tree_for
+from .inference import argmax_rule, expected_cost
+from .body import embedder, preprocessing
+from .data.core import hold_out, take_fraction, tensor_dls, tree_for
+from .features import FeatureDS, features
 from .testing import *
 from .rows import *
 from .recipes import *
@@ -73,28 +76,51 @@ def _load_data(r, f, **kwargs):
     return f(source=toy_data(r['data']), **kwargs)
 
 # %% ../nbs/51_runs.ipynb #128d273b
+@lru_cache
+def _features(data, arch, size):
+    "Features of the training and test set of `data`: pairs `x, y`, names of the classes, digest"
+    folder = _named(f'hierproto.data.{data}:{data}_folder')()
+    dls = features(folder, arch, size=size, flip=True)
+    return *[(o.dataset.x, o.dataset.y) for o in dls.loaders], list(dls.vocab), dls.features['key']
+
+def _frozen_data(r):
+    "`dls, hierarchy` of a run on frozen features"
+    train,test,vocab,key = _features(r['data'], r['frozen'], r['size'])
+    if r.get('holdout'): train,test = hold_out(*train, r['holdout'])
+    idx = take_fraction(train[1], r['fraction'], r['seed'])
+    dls = tensor_dls([o[idx] for o in train], test, vocab, bs=r['bs'], val_bs=2048, ds_cls=FeatureDS)
+    dls.features = key
+    return dls,tree_for(read_hierarchy(r['hierarchy']), vocab)
+
+# %% ../nbs/51_runs.ipynb #e18f6fcc
 _ASKED = 'bs fold size min_samples num_workers holdout protocol normalize'.split()
+
+def _pictures(r):
+    "`dls, hierarchy` of a run on the data itself"
+    f = _named(f"hierproto.data.{r['data']}:{r['data']}")
+    args = _accepted(f, **{k: r[k] for k in _ASKED if k in r})
+    if r['arch'] not in ARCHS: args['stats'] = [preprocessing(r['arch'])[k] for k in ('mean','std')]
+    if r.get('holdout') and 'holdout' not in args: raise RecipeError(f"{r['data']} has no holdout: remove `holdout`")
+    own = _accepted(f, fraction=r['fraction']) # such data sets keep the shares of the classes
+    dls,h = _load_data(r, f, **args, **own, **(dict(seed=r['seed']) if own else {}))
+    if not own: _sample(dls.train, round(r['fraction']*len(dls.train_ds)), r['seed'])
+    return dls, h if r['hierarchy']==TREES[r['data']] else tree_for(read_hierarchy(r['hierarchy']), list(dls.vocab))
 
 def run_data(
     r # a resolved recipe
 ):
     "`dls, hierarchy` of the run `r`; a third loader is the test set, if the data has a separate validation set"
-    f = _named(f"hierproto.data.{r['data']}:{r['data']}")
-    args = _accepted(f, **{k: r[k] for k in _ASKED if k in r})
-    if r.get('holdout') and 'holdout' not in args: raise RecipeError(f"{r['data']} has no holdout: remove `holdout`")
-    own = _accepted(f, fraction=r['fraction']) # such data sets keep the shares of the classes
-    dls,h = _load_data(r, f, **args, **own, **(dict(seed=r['seed']) if own else {}))
-    if r['hierarchy']!=TREES[r['data']]: h = tree_for(read_hierarchy(r['hierarchy']), list(dls.vocab))
-    n = round((1 if own else r['fraction'])*len(dls.train_ds))
-    _sample(dls.train, min(n, r.get('n_train', n)), r['seed'])
-    if r.get('same_steps'): _use(dls.train, torch.arange(round(len(dls.train_ds)/r['fraction']))%len(dls.train_ds))
+    dls,h = (_frozen_data if r.get('frozen') else _pictures)(r)
+    _sample(dls.train, r.get('n_train', len(dls.train_ds)), r['seed'])
+    n = len(dls.train_ds)
+    if r.get('same_steps'): _use(dls.train, torch.arange(round(n/r['fraction']))%n)
     for dl in dls.loaders[1:]: _sample(dl, r.get('n_test', len(dl.dataset)))
     return dls,h
 
 # %% ../nbs/51_runs.ipynb #fca8f7a6
 def _optimiser(r):
     own = dict(momentum=r['mom']) if r['opt']=='sgd' else dict(betas=tuple(r['betas']))
-    opt = dict(sgd=torch.optim.SGD, adam=torch.optim.Adam)[r['opt']]
+    opt = dict(sgd=torch.optim.SGD, adam=torch.optim.Adam, adamw=torch.optim.AdamW)[r['opt']]
     return partial(OptimWrapper, opt=opt, lr=r['lr'], weight_decay=r['wd'], **own)
 
 def _rates(r):
@@ -103,14 +129,18 @@ def _rates(r):
     return [r['lr'], r['lr']*r.get('proto_lr', 1.)],[r['wd'], ifnone(r.get('proto_wd'), r['wd'])]
 
 class Rate(Callback):
-    "Set learning rates and weight decays of each epoch as the recipe `r` says"
+    "Set learning rates and weight decays as the recipe `r` says"
     run_valid = False
     def __init__(self, r):
-        f = SCHEDULES[r['schedule']]
+        f,self.smooth = SCHEDULES[r['schedule']],r['schedule']=='one_cycle'
         self.f,(self.lrs,self.wds) = partial(f, **_accepted(f, **r)),_rates(r)
-    def before_train(self):
-        f = self.f(self.epoch, self.n_epoch)
+    def set(self, e):
+        "Set the rates of the epoch `e`"
+        f = self.f(e, self.n_epoch)
         self.opt.set_hypers(lr=[o*f for o in self.lrs], wd=self.wds)
+    def before_train(self): self.set(self.epoch)
+    def before_batch(self):
+        if self.smooth: self.set(self.epoch + self.iter/self.n_iter)
 
 # %% ../nbs/51_runs.ipynb #5e60e341
 _IGNORE = dict(nyudv2=255)
@@ -124,6 +154,15 @@ def _learner_args(r):
     if len(_rates(r)[0])>1: res['splitter'] = split_protos
     return {**res, **r['args']}
 
+def _body(r):
+    "The network of the recipe `r` in front of the projection"
+    if r['arch']=='identity': return nn.Identity()
+    if r['arch']=='hidden': return nn.Sequential(nn.Linear(1280, 512), nn.ReLU()) # EfficientNet-Lite has 1280
+    if r['arch'] not in ARCHS:
+        return embedder(r['arch'], pretrained=r['pretrained'], project=False)[0].to(memory_format=torch.channels_last)
+    make = _named(f"hierproto.backbones.{ARCHS[r['arch']]}")
+    return make(**_accepted(make, m=r['m'], pretrained=r['pretrained']))
+
 def run_learner(
     r,       # a resolved recipe
     dls,     # its data
@@ -132,10 +171,8 @@ def run_learner(
 ):
     "The `Learner` of the run `r`"
     from hierproto.methods import hier_learner
-    make = _named(f"hierproto.backbones.{ARCHS[r['arch']]}")
-    body = make(**_accepted(make, m=r['m'], pretrained=r['pretrained']))
     metrics = hier_metrics(h, ['error_rate','average_cost'], ignore_index=_IGNORE.get(r['data']))
-    return hier_learner(dls, body, h, method=r['method'], opt_func=_optimiser(r), lr=r['lr'], metrics=metrics,
+    return hier_learner(dls, _body(r), h, method=r['method'], opt_func=_optimiser(r), lr=r['lr'], metrics=metrics,
                         cbs=[Rate(r), *L(cbs)], **_learner_args(r))
 
 # %% ../nbs/51_runs.ipynb #66712e38
@@ -401,12 +438,24 @@ def same_training(
         return m and (m.make, m.params, {k: v for k,v in o.items() if k not in ('run_id','method')})
     return [o for o in recipes if o['method']!=r['method'] and what(o) and what(o)==what(r)]
 
+# %% ../nbs/51_runs.ipynb #e46ec13c
+def _more_columns(r, learn, h):
+    "Columns that the setting `crm` adds"
+    if not r.get('crm'): return {}
+    with learn.no_bar(): scores,y = learn.get_preds(dl=learn.dls.loaders[1:3][-1], act=noop)
+    expert,risk = tree_for(TREES[r['data']], list(learn.dls.vocab)),-expected_cost(scores, h)
+    decided = hier_report(risk, y, h)
+    names = dict(error_rate='er', average_cost='ahc', mistake_severity='mistake_severity', hier_dist_at_5='hier_dist_at_5')
+    return dict({f'{v}_crm': decided[k] for k,v in names.items()}, nll=F.cross_entropy(scores, y).item(),
+                ahc_expert=average_cost(scores, y, expert).item(), ahc_expert_crm=average_cost(risk, y, expert).item(),
+                features=getattr(learn.dls, 'features', ''))
+
 # %% ../nbs/51_runs.ipynb #6377df7d
 def _write(r, out, learn, h, state, preds, facts):
     "Measure `learn`; write the files and the row of the run `r`"
     res,labels = measure_run(learn, h, _IGNORE.get(r['data']))
     if rank_distrib(): return
-    more,arrays = facts(r, learn) if facts else ({}, {})
+    more,arrays = facts(r, learn) if facts else (_more_columns(r, learn, h), {})
     if preds:
         arrays = dict(arrays, **labels, vocab=np.array(list(learn.dls.vocab)), costs=as_costs(h).numpy())
         if _protos(learn) is not None: arrays['protos'] = _protos(learn).detach().cpu().numpy()

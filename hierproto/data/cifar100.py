@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['cifar100_stats', 'read_class_folders', 'cifar100_folder', 'cifar100_here', 'cifar100_tensors', 'pad_crop',
-           'PadCropFlip', 'image_tfms', 'cifar100']
+           'PadCropFlip', 'image_tfms', 'Enlarge', 'cifar100']
 
 # %% ../../nbs/23_data.cifar100.ipynb #2d3bf726
 import numpy as np, torch, torch.nn.functional as F
@@ -97,6 +97,15 @@ def image_tfms(
     return [*tfms, IntToFloatTensor(), Normalize.from_stats(*stats, cuda=False)]
 
 # %% ../../nbs/23_data.cifar100.ipynb #19a24aad
+class Enlarge(Transform):
+    "Interpolate a batch of images to `size` pixels per side (bicubic)"
+    order = 100 # after normalisation
+    def __init__(self, size): self.size = size
+    def encodes(self, x:TensorImage):
+        big = F.interpolate(x.as_subclass(Tensor), self.size, mode='bicubic', align_corners=False)
+        return type(x)(big.contiguous(memory_format=torch.channels_last))
+
+# %% ../../nbs/23_data.cifar100.ipynb #c987f365
 @delegates(tensor_dls, but='train,valid,vocab,batch_tfms,ds_cls,test')
 def cifar100(
     bs=128,       # batch size
@@ -106,6 +115,8 @@ def cifar100(
     holdout=0.,   # share of the training set that replaces the test set, the same for every seed
     seed=0,       # of `valid_pct` and `fraction`
     source=None,  # folder of the unpacked data set, see `cifar100_folder`
+    size=32,      # pixels of a side; larger images are interpolated in batches
+    stats=cifar100_stats, # mean and deviation that the network expects
     hierarchy='cifar100', # the paper's tree; or another, see `tree_for`
     **kwargs
 ):
@@ -116,6 +127,6 @@ def cifar100(
     if valid_pct: (x,y),valid = hold_out(x, y, valid_pct, seed)
     train = take_fraction(y, fraction, seed)
     rest = dict(valid=valid, test=test) if valid_pct else dict(valid=valid)
-    tfms = image_tfms(cifar100_stats, *[PadCropFlip()]*augment)
+    tfms = image_tfms(stats, *[PadCropFlip()]*augment) + [Enlarge(size)]*(size>32)
     dls = tensor_dls((x[train],y[train]), vocab=vocab, bs=bs, batch_tfms=tfms, **rest, **kwargs)
     return dls, tree_for(hierarchy, vocab)
