@@ -269,10 +269,9 @@ def test_predictions_run_no_code(tmp_path):
 
 def test_names_in_a_report_are_text():
     "A class name does not end a table's cell, nor does it become HTML"
-    from hierproto.report import markdown, pair_table
+    from hierproto.report import _markdown
     names = ['a|b', '<script>alert(1)</script>']
-    C = np.array([[50, 20], [20, 50]])
-    text = markdown(pair_table(C, C, CostMatrix([[0, 1], [1, 0]], names), names))
+    text = _markdown(pd.DataFrame({'pair': names, 'change %': [-50., 20.]}, index=pd.Index(names, name='class')))
     lines = text.splitlines()
     assert '<script>' not in text and len({len(l.replace(r'\|', '').split('|')) for l in lines}) == 1, text
 
