@@ -169,8 +169,6 @@ def process_one(paths):
     "Let nbdev process one notebook, given as (source, target)"
     os.environ['IN_TEST'] = '1'
     nb = read_nb(paths[0])
-    # nbdev can document a method that is added to one class, not to several
-    for c in nb.cells: c.set_source(re.sub(r'\bself:\((\w+),[\w, ]*\)', r'self:\1', c.source))
     FilterDefaults()(nb)
     write_nb(nb, paths[1])
 
