@@ -25,7 +25,8 @@ from .backbones.resnet import resnet18_32
 from .data.core import tensor_dls
 from .features import FeatureDS
 from .audit import audit
-from .fit import fit, predict
+from .fit import fit
+from .predict import predict
 from .saving import load_classifier
 from .recipes import GROUPS
 from .rows import commit

@@ -58,6 +58,7 @@ def defaults(self:Method):
     common = _loss_args if any(p.kind==p.VAR_KEYWORD for p in ps) else {}
     return {**{p.name: p.default for p in ps if p.default is not p.empty}, **common, **self.params}
 
+# %% ../nbs/10_learner.ipynb #bfda9855
 @patch
 def __call__(self:Method, h, m, **overrides):
     "Head, loss and callbacks for the classes of `h` and embeddings of `m` dimensions"
@@ -72,12 +73,13 @@ def data_loss(gamma=0., **kwargs):
     "`FocalDataLoss` with the exponent `gamma` if that is not 0, else `DataLoss`"
     return FocalDataLoss(gamma, **kwargs) if gamma else DataLoss(**kwargs)
 
+# %% ../nbs/10_learner.ipynb #dd06d15c
 def _protos(h, m, guide=None, lam=1., scale=None, hidden=None, distance='euclidean', init='normal', fixed=False,
             **kwargs):
     "Prototype head, data loss, and the guide if there is one"
     if hidden is None: hidden = guide is not None and isinstance(h, Hierarchy)
     if hidden: as_tree(h, 'A head with hidden prototypes')
-    if fixed: init = embed_metric(h, m, progress=False)
+    if fixed: init = embed_metric(h, m)
     head = PrototypeHead(m, h, distance=distance, init=init, learn=not fixed, hidden=hidden)
     scale = {} if scale is None else dict(scale=scale)
     return head,data_loss(**kwargs),[] if guide is None else [MetricGuide(h, guide, lam, **scale)]
@@ -162,6 +164,7 @@ def _callbacks(meth, flat, proto_lr, proto_wd):
 _of_body = 'n_in cut nf pool norm project'.split()
 _of_learner = [*inspect.signature(Learner.__init__).parameters]
 
+# %% ../nbs/10_learner.ipynb #133ef302
 def hier_learner(
     dls, # `DataLoaders`
     arch, # function or name in torchvision or timm, or any module
@@ -199,7 +202,7 @@ def proto_learner(
     dls, # `DataLoaders`
     arch, # function or name in torchvision or timm, or any module
     h, # a `Hierarchy`, costs, or a file of classes
-    guide='disto', # name in `guides`, a function of prototypes and costs, or None
+    guide='disto', # 'disto', 'rank', 'sampled', a function of prototypes and costs, or None
     lam=1., # weight of the guide, or a schedule
     **kwargs
 ):
@@ -244,15 +247,6 @@ def from_learner(cls:HierInterpretation,
     if targs.shape[1:]==(1,): targs = targs[:,0] # tables
     return cls(learn, dl, losses, act, D, targs, decoded.as_subclass(Tensor))
 
-# %% ../nbs/10_learner.ipynb #412f020d
-def _class_order(D):
-    "Classes in the order of the tree `D`; without a tree, in the order of a clustering"
-    if isinstance(D, Hierarchy): return D.order
-    from scipy.cluster.hierarchy import leaves_list, linkage
-    from scipy.spatial.distance import squareform
-    C = to_np(as_costs(D).cpu())
-    return torch.as_tensor(leaves_list(linkage(squareform((C+C.T)/2, checks=False), 'average')).copy()).long()
-
 # %% ../nbs/10_learner.ipynb #e18a1cec
 @patch
 def confusion_matrix(self:HierInterpretation):
@@ -281,6 +275,7 @@ def _draw_counts(self:HierInterpretation, ax, cm, size):
             style = dict(color='grey') if a==b else dict(color='k', weight='bold')
             ax.text(b, a, cm[a,b], ha='center', va='center', **style)
 
+# %% ../nbs/10_learner.ipynb #9088e521
 @patch
 def plot_confusion_matrix(self:HierInterpretation,
     title='Confusions and their costs', # title of the figure
@@ -288,7 +283,8 @@ def plot_confusion_matrix(self:HierInterpretation,
     size=5 # inches
 ):
     "Plot the confusion matrix in the order of the tree, with the costs as shades of red"
-    ax,o = ax or plt.subplots(figsize=(size,size))[1],_class_order(self.D)
+    ax = ax or plt.subplots(figsize=(size,size))[1]
+    o = self.D.order if isinstance(self.D, Hierarchy) else torch.arange(len(self.costs))
     costs = to_np(self.costs.T)[o][:,o]
     ax.imshow(costs, cmap='Reds', vmin=0, vmax=2.5*costs.max())
     self._draw_counts(ax, self.confusion_matrix()[o][:,o], size)
@@ -326,6 +322,7 @@ def top_costs(self:HierInterpretation, k=None):
     idx = torch.as_tensor(np.lexsort((-to_np(self.losses), -to_np(cost)))[:k].copy())
     return cost[idx],idx
 
+# %% ../nbs/10_learner.ipynb #c21b894d
 @patch
 def plot_top_costs(self:HierInterpretation, k=9, **kwargs):
     "Show the `k` samples with the costliest mistakes, or fewer if there are fewer mistakes, in a `get_grid`"

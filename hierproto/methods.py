@@ -20,6 +20,8 @@ from .baselines.yolo import *
 from .baselines.hyperspherical import *
 from .baselines.deep_ncm import *
 from .baselines.frame import *
+from .baselines.hie import *
+from .baselines.hier_cos import *
 
 _all_ = ['METHODS', 'Method', 'get_method', 'hier_learner']
 
@@ -41,6 +43,13 @@ def _hyperspherical(h, m, learn=False, lam=1., sep=1., **kwargs):
     return head,SquaredCosineLoss(**kwargs),[MetricGuide(h, partial(sphere_guide, sep=sep), lam)] if learn else []
 
 def _frame(h, m, decay=None, **kwargs): return FrameHead(m, h, gamma=decay),data_loss(**kwargs),[]
+
+def _haframe(h, m, decay=2., alpha=.4, **kwargs):
+    head = HAFrameHead(m, h, decay)
+    return head,HAFrameLoss(head.protos, alpha, **kwargs),[]
+
+def _hie(h, m, **kwargs): return HiEHead(m, h),LogProbLoss(**kwargs),[]
+def _hier_cos(h, m, alpha=.05, **kwargs): return HierCOSHead(m, h),HierCOSLoss(h, alpha, **kwargs),[]
 
 # %% ../nbs/19_methods.ipynb #0cbc348c
 _baselines = dict(
@@ -66,6 +75,12 @@ METHODS.update(
         formula=r'$(1-\cos(z,\pi_y))^2 + \lambda(\text{rank} + \text{separation})$', source='the paper', learn=True),
     frame = Method(_frame, r'$x_k = \tau\cos(z, v_k)$, $\cos(v_k,v_l) = e^{-\gamma D[k,l]}$',
                    'after Liang and Davis 2023'),
+    haframe = Method(_haframe, r'$-(1-\alpha)\log p_y + \alpha\sum_k (\cos(z, v_k) - S_{yk})^2$, $x_k = z \cdot v_k$',
+                     'HAFrame: Liang and Davis 2023'),
+    hie = Method(_hie, r'$-\log p_y - \log q_{\text{parent of } y}$, decided by the product $p_k q_{\text{parent of } k}$',
+                 'HiE: Jain et al. 2023', tree=True),
+    hier_cos = Method(_hier_cos, r'$\text{KL}(t_y \,\|\, \text{softmax} |z|) + \alpha \sum_l \lVert e_{y^{(l)}} - c^{(l)} \rVert_1$, '
+                      r'$x_k = \lVert z \text{ on the path of } k \rVert$', 'Hier-COS: Sani and Anand 2025', tree=True),
     cross_entropy_crm = METHODS['cross_entropy'].but(rule=CRM, source='Karthik et al. 2021'))
 
 # %% ../nbs/19_methods.ipynb #afb5de3d

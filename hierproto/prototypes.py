@@ -16,6 +16,7 @@ from .distortion import *
 # %% ../nbs/04_prototypes.ipynb #1cb709e7
 _inits = dict(cube=torch.rand, normal=torch.randn)
 
+# %% ../nbs/04_prototypes.ipynb #5e64cda6
 def start_protos(
     n, # number of prototypes
     m, # dimension of the embedding
@@ -43,6 +44,7 @@ def _scores(distance, x, protos, block=8192):
 # %% ../nbs/04_prototypes.ipynb #20da7980
 def _n_classes(h): return h if isinstance(h, int) else len(h)
 
+# %% ../nbs/04_prototypes.ipynb #a538ac69
 class PrototypeHead(nn.Module):
     "Scores of embeddings: minus their `distance` to the prototypes of the classes, eq. 2"
     def __init__(self,
@@ -63,7 +65,9 @@ class PrototypeHead(nn.Module):
         if learn: self.protos = nn.Parameter(protos)
         else: self.register_buffer('protos', protos)
 
-    def forward(self, x): return _scores(self.distance, x, self.protos[:self.n_classes])
+    def forward(self, x):
+        "Scores `(B, K[, H, W])` of embeddings `(B, m[, H, W])`"
+        return _scores(self.distance, x, self.protos[:self.n_classes])
     def extra_repr(self): return f"m={self.m}, n_protos={len(self.protos)}, n_classes={self.n_classes}"
 
 # %% ../nbs/04_prototypes.ipynb #f1ac1b2d
@@ -75,12 +79,12 @@ class LinearHead(nn.Linear):
         bias=True # add a learnt constant to each score?
     ): super().__init__(m, _n_classes(h), bias=bias)
 
-    def forward(self, x): return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+    def forward(self, x):
+        "Scores `(B, K[, H, W])` of embeddings `(B, m[, H, W])`"
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 # %% ../nbs/04_prototypes.ipynb #d58f1c1b
-def find_protos(
-    model # any module
-):
+def find_protos(model):
     "The one module of `model` with prototypes"
     found = [o for o in model.modules() if isinstance(getattr(o, 'protos', None), torch.Tensor)]
     if len(found) == 1: return found[0]
@@ -88,10 +92,8 @@ def find_protos(
                      "end it in one `PrototypeHead`, or pass the module")
 
 # %% ../nbs/04_prototypes.ipynb #a092affc
-def split_protos(
-    model # any module with prototypes
-):
-    "Two groups of parameters: all others, and the prototypes"
+def split_protos(model):
+    "Two groups of parameters of `model`: all others, and the prototypes"
     protos = find_protos(model).protos
     return L([[p for p in model.parameters() if p is not protos], [protos] if isinstance(protos, nn.Parameter) else []])
 
@@ -109,33 +111,43 @@ class DataLoss(nn.Module):
         self.register_buffer('weight', None if weight is None else torch.as_tensor(weight).float())
 
     def per_item(self, scores, targets):
+        "The loss of each item, before weights and reduction"
         # torch ignores labels of -100 unless told otherwise, whatever our `ignore_index` is
         return F.cross_entropy(scores, targets, reduction='none', ignore_index=torch.iinfo(torch.long).min)
-    def activation(self, scores): return scores.softmax(1)
-    def decodes(self, scores): return scores.argmax(1)
+    def activation(self, scores):
+        "Probabilities of the classes"
+        return scores.softmax(1)
+    def decodes(self, scores):
+        "The class with the highest score"
+        return scores.argmax(1)
 
 # %% ../nbs/04_prototypes.ipynb #07474351
-@patch
-def check_labels(self:DataLoss, targets, K):
-    "Raise an error that names a label in `targets` that is not one of `K` classes"
-    bad = targets[((targets < 0) | (targets >= K)) & (targets != self.ignore_index)]
+def check_labels(targets, K, ignore_index=-100):
+    "Raise an error that names the `targets` that are neither one of `K` classes nor `ignore_index`"
+    bad = targets[(targets != ignore_index) & ((targets < 0) | (targets >= K))]
     if not len(bad): return
-    raise HierarchyError(f"label {bad[0]} is not one of the {K} classes; `ignore_index={bad[0]}` would ignore it")
+    names = ', '.join(map(str, bad.unique()[:5].tolist()))
+    raise HierarchyError(f"{len(bad)} of {targets.numel()} labels in this batch are not one of the {K} classes "
+                         f"0 to {K-1}: {names}. Correct them, or pass `ignore_index` to the loss")
 
+# %% ../nbs/04_prototypes.ipynb #508e0c84
 # fastai's tensor types cannot be mixed in every function
 def _plain(t): return t if type(t) is torch.Tensor else t.as_subclass(torch.Tensor)
 
+# %% ../nbs/04_prototypes.ipynb #94c38947
 @patch
 def forward(self:DataLoss, scores, targets):
+    "The loss of `scores` for `targets`"
     scores, targets = _plain(scores), _plain(targets).long()
     counts = targets != self.ignore_index
     targets = targets.where(counts, 0) # any class will do
     try: loss = self.per_item(scores, targets)
     except (IndexError, RuntimeError):
-        self.check_labels(targets, scores.shape[1])
+        check_labels(targets, scores.shape[1], self.ignore_index)
         raise
     return self.reduce(loss.to(torch.promote_types(loss.dtype, torch.float32)), targets, counts)
 
+# %% ../nbs/04_prototypes.ipynb #e32f57cf
 @patch
 def reduce(self:DataLoss, loss, targets, counts):
     "Weighted mean or sum of `loss` over the labels that count"
@@ -154,6 +166,7 @@ def focal(
     # expm1 is precise for p near 1; the clamp removes rounding above 1 and the infinite slope of a power below 1
     return -(-torch.expm1(logp)).clamp(min=1e-8)**gamma*logp
 
+# %% ../nbs/04_prototypes.ipynb #cf8d80b6
 class FocalDataLoss(DataLoss):
     "`DataLoss` times `(1-p)**gamma`, so that confident samples count less"
     def __init__(self,
@@ -162,4 +175,6 @@ class FocalDataLoss(DataLoss):
     ):
         super().__init__(**kwargs)
         self.gamma = gamma
-    def per_item(self, scores, targets): return focal(-super().per_item(scores, targets), self.gamma)
+    def per_item(self, scores, targets):
+        "The focal loss of each item"
+        return focal(-super().per_item(scores, targets), self.gamma)

@@ -7,28 +7,25 @@ __all__ = ['read_hierarchy', 'wordnet_senses']
 
 # %% ../nbs/01_readers.ipynb #86963b6c
 import csv, io, json, warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import reduce
-from graphlib import CycleError, TopologicalSorter
 from importlib import resources
-from itertools import zip_longest
 from pathlib import Path
-import numpy as np, pandas as pd
+import networkx as nx, numpy as np, pandas as pd
 from fastcore.basics import patch
 from .hierarchy import *
-from .hierarchy import (as_name, as_weight, check_same, fail, is_missing, joined, quoted, tidy_name,
-                                 trim_cells, unique_names)
+from .hierarchy import as_name, as_weight, fail, is_missing, joined, quoted, tidy_name, trim_cells, unique_names
 
 # %% ../nbs/01_readers.ipynb #1676bb40
 def _below(t, path):
-    "Name and content of what `t`, the group at `path`, contains"
-    if isinstance(t, dict): below = [*t.items()]
-    elif isinstance(t, str): below = [(t, None)]
-    elif isinstance(t, (list, tuple)):
-        below = [o for x in t for o in ([(x, None)] if type(x) is int else _below(x, path))]
-    else: fail(f"{joined(path)} is a {type(t).__name__}: a class must be None or its number, a group a dict or a list")
-    if not below: fail(f"the group {'/'.join(path) or 'root'!r} is empty: write None for a class")
-    return below
+    "Path and content of all that `t`, the group at `path`, contains"
+    where = '/'.join(path)
+    if isinstance(t, str): t = [t]
+    if isinstance(t, dict): below = [((*path, as_name(k, where)), v) for k, v in t.items()]
+    elif isinstance(t, (list, tuple)) and not any(x is None for x in t):
+        below = [((*path, as_name(x, where)), None) if type(x) in (str, int) else (path, x) for x in t]
+    else: fail(f'{where!r} is a {type(t).__name__}: a class must be None or its number, a group a dict or list')
+    return below or fail(f"the group {where or 'root'!r} is empty: write None for a class")
 
 # %% ../nbs/01_readers.ipynb #83978f4e
 def _class_order(numbers, paths):
@@ -48,15 +45,12 @@ def from_nested(cls:Hierarchy,
     name=None,    # of the tree
 ):
     "A hierarchy from nested dicts and lists"
-    found, todo = [], [((), tree)]
+    found, todo = [], [((), tree, 0)]
     while todo:
-        path, t = todo.pop()
-        if path and (t is None or type(t) is int):
-            found.append((t, path))
-            continue
-        if len(path) > 5000: fail(f"more than 5000 levels at {joined(path[:3])}: does a group contain itself?")
-        try: todo += reversed([((*path, as_name(k, '/'.join(path))), v) for k, v in _below(t, path)])
-        except RecursionError: fail(f"lists nested too deeply in {'/'.join(path[:3]) or 'root'!r}")
+        path, t, depth = todo.pop()
+        if depth > 2000: fail(f'more than 2000 levels at {joined(path[:3])}: does a group contain itself?')
+        if path and (t is None or type(t) is int): found.append((t, path))
+        else: todo += reversed([(*o, depth+1) for o in _below(t, path)])
     paths = [found[i][1] for i in _class_order(*zip(*found))]
     return cls(paths, weights, titles, name, ['/'.join(p) for p in paths])
 
@@ -69,57 +63,57 @@ def nested(self:Hierarchy):
     return tree
 
 # %% ../nbs/01_readers.ipynb #1125e695
-def _parents(rows):
-    "Dicts of parents, weights and places from `rows` of node, parent, weight and place, and the root"
-    up, weight, places = {}, {}, {}
-    for n, p, w, where in rows:
-        if n in up: fail(f'{n!r} is listed twice, below {up[n]!r} ({places[n]}) and {p!r}', where)
-        up[n], places[n] = p, where
-        if as_weight(w, where) != 1 and p is not None: weight[n] = w
-    for p in [*up.values()]:
-        if p is not None: up.setdefault(p, None) # a parent without a row is a root
-    try: TopologicalSorter({n: [] if p is None else [p] for n, p in up.items()}).prepare()
-    except CycleError as e: fail('a cycle of parents: ' + ' -> '.join(map(repr, e.args[1][::-1])), places[e.args[1][0]])
-    roots = [n for n in up if up[n] is None]
-    if len(roots) > 1: fail(f'{len(roots)} roots, {quoted(roots)}: give them a common parent', places.get(roots[1]))
-    if len(up) < 2: fail('no classes: the table has no node below a root')
-    return up, weight, places, roots[0]
+def _check_tree(g):
+    "Refuse a directed graph `g` that is not a tree with edges from parents to children"
+    several = next((n for n in g if len(g.pred[n]) > 1), None)
+    if several is not None: fail(f'{several!r} has several parents: {quoted(g.pred[several])}')
+    if not nx.is_directed_acyclic_graph(g):
+        fail('a cycle of parents: ' + ' -> '.join(repr(n) for n, _ in nx.find_cycle(g)))
+    roots = [n for n in g if not g.pred[n]]
+    if len(roots) > 1: fail(f'{len(roots)} roots, {quoted(roots)}: give them a common parent')
+    if len(g) < 2: fail('no classes: there is no node below a root')
 
 # %% ../nbs/01_readers.ipynb #e17a0479
-def _paths_down(up, root, names, wanted):
-    "The paths of the nodes `wanted`, from the root down"
-    below, paths, way, todo = defaultdict(list), {}, [], [(root, 0)]
-    for n, p in up.items(): below[p].append(n)
-    while todo:
-        n, level = todo.pop()
-        way[level:] = [names[n]]
-        if n in wanted: paths[n] = tuple(way[1:])
-        todo += [(m, level+1) for m in below.get(n, [])]
-    return paths
-
 @patch(cls_method=True)
-def _from_edges(cls:Hierarchy, rows, label=str, **kwargs):
-    "A hierarchy from `rows` of node, parent, weight and place, where `label` names a node"
-    up, weight, places, root = _parents(rows)
-    groups = {*up.values()}
-    leaves = [n for n in up if n not in groups]
-    paths = _paths_down(up, root, {n: as_name(label(n), places.get(n)) for n in up}, {*leaves, *weight})
-    weights, places = {paths[n]: w for n, w in weight.items()}, [places[n] for n in leaves]
-    h = cls([paths[n] for n in leaves], weights, places=places, **kwargs)
-    if h.n_nodes < len(up): fail('two groups with the same parent have the same name')
-    return h
+def from_networkx(cls:Hierarchy, g, name=None):
+    "A hierarchy from a directed graph `g` with edges from parents to children"
+    if not g.is_directed() or g.is_multigraph():
+        fail('edges must run from parent to child in a DiGraph: `networkx.bfs_tree(g, root)` makes one')
+    _check_tree(g)
+    at, up = dict(g.nodes(data=True)), {n: p for p, n in g.edges}
+    names = {n: as_name(at[n].get('name', n)) for n in g}
+    def path(n):
+        p = []
+        while n in up:
+            p.append(names[n])
+            n = up[n]
+        return tuple(reversed(p))
+    leaves = sorted((n for n in g if not g.succ[n]), key=lambda n: at[n].get('index', 0))
+    weights = {path(n): w for _, n, w in g.edges(data='weight', default=1) if w != 1}
+    titles, places = [at[n]['title'] for n in leaves if 'title' in at[n]], [at[n].get('place', repr(n)) for n in leaves]
+    h = cls(map(path, leaves), weights, titles or None, name or g.graph.get('name'), places)
+    return h if h.n_nodes == len(g) else fail('two groups with the same parent have the same name')
+
+# %% ../nbs/01_readers.ipynb #b3126daa
+@patch
+def to_networkx(self:Hierarchy):
+    "A `networkx.DiGraph` from parents to children, nodes named by their paths"
+    g, weights = nx.DiGraph(name=self.name), self.weights
+    for i, p in reversed([*enumerate(self.nodes)]):
+        title = {'title': self.titles[i]} if self.titles and i < len(self) else {}
+        g.add_node(p, name=p[-1] if p else 'root', index=i, **title)
+        if p: g.add_edge(p[:-1], p, weight=weights.get(p, 1.))
+    return g
 
 # %% ../nbs/01_readers.ipynb #2359bef8
 def _read(f):
     "Text of `f`, a path or an open file, and what to call it in an error"
     label = str(getattr(f, 'name', 'the file')) if hasattr(f, 'read') else str(f)
     data = f.read() if hasattr(f, 'read') else (Path(f) if isinstance(f, str) else f).read_bytes()
-    if isinstance(data, str): return data, label
-    try: return data.decode('utf-8-sig'), label
+    try: return data if isinstance(data, str) else data.decode('utf-8-sig'), label
     except UnicodeDecodeError as e: fail('this is not UTF-8 text', f"{label}, line {data[:e.start].count(10) + 1}")
 
-# %% ../nbs/01_readers.ipynb #609411f0
-def csv_lines(f):
+def _csv_lines(f):
     "Place and cells of each row of the CSV file `f` that is not blank"
     text, label = _read(f)
     top = next((l for l in text.splitlines() if l.strip()), '')
@@ -130,67 +124,67 @@ def csv_lines(f):
     except csv.Error as e: fail(f'this is not CSV: {e}', f'{label}, line {rows.line_num}')
     return [(w, r) for w, r in out if any(r)] or fail('the file is empty', label)
 
-# %% ../nbs/01_readers.ipynb #04adce6a
-def _known(columns, wanted, where=None):
-    "Refuse `wanted` columns that are not there"
-    unknown = [c for c in wanted if c not in columns]
-    if unknown: fail(f'no column is called {quoted(unknown)}; there are {quoted(columns)}', where)
-
 # %% ../nbs/01_readers.ipynb #0cebab31
+def _known(df, *columns):
+    "Refuse `columns` that are not in `df`"
+    unknown = [c for c in columns if c not in df]
+    if unknown: fail(f'no column is called {quoted(unknown)}; there are {quoted(df)}', df.index.name)
+
 def _read_table(t):
-    "Columns of the CSV file or DataFrame `t`, its rows as places and dicts, and the place of the header"
+    "The CSV file or DataFrame `t` as a DataFrame indexed by place; the index is named after the header's place"
     if isinstance(t, pd.DataFrame):
-        top, head = 'the frame', [str(c) for c in t]
-        rows = [(f'row {i+1}', r) for i, r in enumerate(t.astype(object).where(t.notna(), '').values.tolist())]
-    else: (top, head), *rows = csv_lines(t)
+        top, head, rows = 'the frame', [str(c) for c in t], t.astype(object).where(t.notna(), '').values.tolist()
+        rows = [(f'row {i+1}', r) for i, r in enumerate(rows)]
+    else: (top, head), *rows = _csv_lines(t)
+    n = len(head)
     for w, r in rows:
-        if any(c != '' for c in r[len(head):]): fail(f'{len(r)} cells in a table of {len(head)} columns', w)
-    columns = zip_longest(head, *(r for _, r in rows), fillvalue='')
-    head, *cells = map(list, zip(*(c for c in columns if any(x != '' for x in c))))
-    twice = [n for n, c in Counter(head).items() if c > 1]
-    if twice: fail(f'two columns are called {quoted(twice)}', top)
-    return head, [(w, dict(zip(head, r))) for (w, _), r in zip(rows, cells)], top
-
-# %% ../nbs/01_readers.ipynb #e7d079c5
-def _blank(x): return is_missing(x) or not str(x).strip()
-
-def _edge(where, r):
-    "Node, parent, weight and place from the cells `r`"
-    if not isinstance(r, (list, tuple)) or len(r) not in (2, 3): fail('a row must be node, parent[, weight]', where)
-    node, parent, w = (*r, 1)[:3]
-    return as_name(node, where), None if _blank(parent) else as_name(parent, where), 1 if _blank(w) else w, where
+        if any(c != '' for c in r[n:]): fail(f'{len(r)} cells in a table of {n} columns', w)
+    places = pd.Index([w for w, _ in rows], name=top)
+    df = pd.DataFrame([(r + ['']*n)[:n] for _, r in rows], places, head, dtype=object)
+    df = df.loc[:,[h != '' or any(x != '' for x in df.iloc[:,i]) for i, h in enumerate(head)]]
+    if df.columns.has_duplicates: fail(f'two columns are called {quoted(df.columns[df.columns.duplicated()])}', top)
+    return df
 
 # %% ../nbs/01_readers.ipynb #254d6d53
+def _blank(x): return is_missing(x) or not str(x).strip()
+
+# %% ../nbs/01_readers.ipynb #6e3f1fb1
 @patch(cls_method=True)
 def from_parents(cls:Hierarchy,
     table,     # a dict from node to parent, a list of node, parent[, weight], a DataFrame or a CSV file
     name=None, # of the tree
 ):
     "A hierarchy from a table of parents"
-    if isinstance(table, dict): table = [*table.items()]
-    if isinstance(table, list): rows = [(f'row {i+1}', r) for i, r in enumerate(table)]
-    else:
-        head, rows, top = _read_table(table)
-        _known(head, ['node', 'parent'], top)
-        rows = [(w, [r['node'], r['parent'], r.get('weight', 1)]) for w, r in rows]
-    return cls._from_edges([_edge(w, r) for w, r in rows], name=name)
+    if isinstance(table, (dict, list)):
+        table = [*table.items()] if isinstance(table, dict) else table
+        for i, r in enumerate(table):
+            if not isinstance(r, (list, tuple)) or len(r) not in (2, 3):
+                fail('a row must be node, parent[, weight]', f'row {i+1}')
+        table = pd.DataFrame([(*r, '')[:3] for r in table], columns=['node','parent','weight'], dtype=object)
+    df, g = _read_table(table), nx.DiGraph()
+    _known(df, 'node', 'parent')
+    for where, n, p, w in zip(df.index, df['node'], df['parent'], df.get('weight', ['']*len(df))):
+        n = as_name(n, where)
+        if 'place' in g.nodes.get(n, ()): fail(f"{n!r} is listed twice (first: {g.nodes[n]['place']})", where)
+        g.add_node(n, place=where)
+        if not _blank(p): g.add_edge(as_name(p, where), n, weight=1 if _blank(w) else as_weight(w, where))
+    return cls.from_networkx(g, name)
 
 # %% ../nbs/01_readers.ipynb #11f4e91f
-def _row_weights(rows, levels, paths):
-    "Weights by path, from the `weight:` columns of `rows`"
+def _row_weights(df, levels, paths):
+    "Weights by path, from the `weight:` columns of `df`"
     weights = {}
-    for (where, r), path in zip(rows, paths):
-        for j, x in enumerate(r.get(f'weight:{c}', '') for c in levels[:len(path)]):
+    for j, c in enumerate(levels):
+        for where, x, path in zip(df.index, df.get(f'weight:{c}', []), paths):
             above = tuple(map(str, path[:j+1]))
-            if not _blank(x) and weights.setdefault(above, as_weight(x, where)) != float(x):
+            if j < len(path) and not _blank(x) and weights.setdefault(above, as_weight(x, where)) != float(x):
                 fail(f"the edge above {joined(above)} weighs {x} here and {weights[above]:g} before", where)
     return weights
 
-def _levels(head, rows):
-    "The columns that are levels: not titles, weights, or pandas' row numbers"
-    levels = [c for c in head if c != 'title' and not c.startswith('weight:')]
-    numbered = levels[1:] and levels[0] == '' and len({r[''] for _, r in rows}) == len(rows)
-    return levels[1:] if numbered else levels
+def _levels(df):
+    "The columns of `df` that are levels: not titles, weights, or pandas' row numbers"
+    levels = [c for c in df if c != 'title' and not c.startswith('weight:')]
+    return levels[1:] if levels[1:] and levels[0] == '' and df[''].nunique() == len(df) else levels
 
 # %% ../nbs/01_readers.ipynb #51fc88d7
 def _warn_odd(h, column, where):
@@ -210,16 +204,16 @@ def from_csv(cls:Hierarchy,
     name=None,   # of the tree
 ):
     "A hierarchy from a table with one row per class and one column per level"
-    (head, rows, top), given = _read_table(f), levels
-    levels = _levels(head, rows) if given is None else [*map(str, given)]
-    _known(head, levels + [c.removeprefix('weight:') for c in head if c.startswith('weight:')], top)
-    paths = [trim_cells([r[c] for c in levels]) for _, r in rows]
-    titles = [r['title'] or p[-1] for (_, r), p in zip(rows, paths) if p] if 'title' in {*head} - {*levels} else None
-    h = cls(paths, _row_weights(rows, levels, paths), titles, name, [w for w, _ in rows])
-    _warn_odd(h, levels[0] if given is None else None, top)
+    df = _read_table(f)
+    cols = _levels(df) if levels is None else [*map(str, levels)]
+    _known(df, *cols, *(c.removeprefix('weight:') for c in df if c.startswith('weight:')))
+    paths = [trim_cells(r) for r in df[cols].values.tolist()]
+    titles = [t or p[-1] for t, p in zip(df['title'], paths) if p] if 'title' in {*df} - {*cols} else None
+    h = cls(paths, _row_weights(df, cols, paths), titles, name, [*df.index])
+    _warn_odd(h, cols[0] if levels is None else None, df.index.name)
     return h
 
-# %% ../nbs/01_readers.ipynb #3e78558d
+# %% ../nbs/01_readers.ipynb #08b7a6dc
 @patch(cls_method=True)
 def from_frame(cls:Hierarchy, df, levels=None, name=None):
     "A hierarchy from the DataFrame `df`, see `from_csv`"
@@ -232,31 +226,24 @@ def _write(text, f):
     Path(f).write_bytes(text.encode())
     return Path(f)
 
-def _csv_text(rows):
-    out = io.StringIO(newline='')
-    csv.writer(out, lineterminator='\n').writerows(rows)
-    return out.getvalue()
-
-# %% ../nbs/01_readers.ipynb #70aedc4e
+# %% ../nbs/01_readers.ipynb #9049f741
 @patch
 def to_csv(self:Hierarchy, f=None):
     "Write the tree as CSV to `f`; None returns the text"
-    weights, titles = self.weights, [[t] for t in self.titles or []] or [[]]*len(self)
-    heavy = sorted({len(p) for p in weights})
-    rows = [[f'level{l+1}' for l in range(self.depth)] + [f'weight:level{l}' for l in heavy] + ['title']*len(titles[0])]
-    for p, t in zip(self.nodes, titles):
-        w = [repr(weights.get(p[:l], 1.)) if l <= len(p) else '' for l in heavy]
-        rows.append([*p, *['']*(self.depth-len(p)), *w, *t])
-    return _write(_csv_text(rows), f)
+    weights, paths = self.weights, self.nodes[:len(self)]
+    levels = [[p[l] if l < len(p) else '' for p in paths] for l in range(self.depth)]
+    df = pd.DataFrame({f'level{l+1}': names for l, names in enumerate(levels)})
+    for l in sorted({len(p) for p in weights}):
+        df[f'weight:level{l}'] = [repr(weights.get(p[:l], 1.)) if l <= len(p) else '' for p in paths]
+    if self.titles: df['title'] = self.titles
+    return _write(df.to_csv(index=False, lineterminator='\n'), f)
 
 # %% ../nbs/01_readers.ipynb #d95c0eaa
 _tree_format, _costs_format = 'hierproto-tree-1', 'hierproto-costs-1'
 
 def _no_twins(pairs):
     "A dict from JSON `pairs` without repeated keys"
-    twice = [k for k, c in Counter(k for k, _ in pairs).items() if c > 1]
-    if twice: fail(f'listed twice in one group: {quoted(twice)}')
-    return dict(pairs)
+    return dict(zip(unique_names(k for k, _ in pairs), [v for _, v in pairs]))
 
 def _read_json(f, name=None):
     "The `Hierarchy` or `CostMatrix` in the JSON file `f`, ours or plain nested objects"
@@ -270,7 +257,7 @@ def _read_json(f, name=None):
         return Hierarchy.from_nested(d.get('tree'), weights, d.get('titles'), name or d.get('name'))
     except (TypeError, ValueError, RecursionError) as e: fail(f'this JSON cannot be read: {e}', label)
 
-# %% ../nbs/01_readers.ipynb #523a6cac
+# %% ../nbs/01_readers.ipynb #08ba86df
 @patch(cls_method=True)
 def from_json(cls:Hierarchy, f, name=None):
     "A hierarchy, called `name`, from the JSON file `f`, a path or an open file"
@@ -286,7 +273,7 @@ def to_json(self:Hierarchy, f=None, **kwargs):
     except RecursionError: fail(f'a tree of depth {self.depth} is too deep for JSON: `to_csv` writes it')
     return _write(text + '\n', f)
 
-# %% ../nbs/01_readers.ipynb #d945af6f
+# %% ../nbs/01_readers.ipynb #c3e888fd
 @patch
 def to_json(self:CostMatrix, f=None):
     "Write the costs as JSON to `f`; None returns the text"
@@ -298,45 +285,16 @@ def to_json(self:CostMatrix, f=None):
 def to_csv(self:CostMatrix, f=None):
     "Write the costs as CSV to `f`; None returns the text"
     corner = '' if 'predicted' in self.leaves else 'predicted' # two columns with one name could not be read back
-    rows = [[n, *map(repr, r)] for n, r in zip(self.leaves, self.D.tolist())]
-    return _write(_csv_text([[corner, *self.leaves], *rows]), f)
+    df = pd.DataFrame(self.D.tolist(), self.leaves, self.leaves)
+    return _write(df.to_csv(index_label=corner, lineterminator='\n'), f)
 
-# %% ../nbs/01_readers.ipynb #64562ea7
-def _cost(x, column, where):
-    try: return float(x)
-    except ValueError: fail(f'{x!r} in the column {column!r} is not a number', where)
-
+# %% ../nbs/01_readers.ipynb #657a6be2
 @patch(cls_method=True)
 def from_csv(cls:CostMatrix, f, warn=True):
     "Costs from the CSV file `f`: rows are predicted classes, columns true ones"
-    head, rows, top = _read_table(f)
-    side = [r[head[0]] for _, r in rows]
-    check_same(side, head[1:], top)
-    return cls([[_cost(r[n], n, w) for n in side] for w, r in rows], side, warn)
-
-# %% ../nbs/01_readers.ipynb #b3126daa
-@patch
-def to_networkx(self:Hierarchy):
-    "A `networkx.DiGraph` from parents to children, nodes named by their paths"
-    import networkx as nx
-    g, weights = nx.DiGraph(name=self.name), self.weights
-    for i, p in reversed([*enumerate(self.nodes)]):
-        title = {'title': self.titles[i]} if self.titles and i < len(self) else {}
-        g.add_node(p, name=p[-1] if p else 'root', index=i, **title)
-        if p: g.add_edge(p[:-1], p, weight=weights.get(p, 1.))
-    return g
-
-# %% ../nbs/01_readers.ipynb #2274f60a
-@patch(cls_method=True)
-def from_networkx(cls:Hierarchy, g, name=None):
-    "A hierarchy from a directed graph `g` with edges from parents to children"
-    if not g.is_directed() or g.is_multigraph():
-        fail('edges must run from parent to child in a DiGraph: `networkx.bfs_tree(g, root)` makes one')
-    at = dict(g.nodes(data=True))
-    nodes = sorted(g, key=lambda n: at[n].get('index', 0))
-    rows = [(n, p, o.get('weight', 1), f'node {n!r}') for n in nodes for p, o in (g.pred[n] or {None: {}}).items()]
-    titles, name = [at[n]['title'] for n in nodes if 'title' in at[n]], name or g.graph.get('name')
-    return cls._from_edges(rows, lambda n: at[n].get('name', n), titles=titles or None, name=name)
+    df = _read_table(f)
+    try: return cls(df.iloc[:,1:].astype(float).set_axis(df.iloc[:,0]), warn=warn)
+    except ValueError as e: fail(e, df.index.name)
 
 # %% ../nbs/01_readers.ipynb #ff5d6359
 @patch(cls_method=True)
@@ -350,19 +308,18 @@ def named(cls:Hierarchy, name):
 # %% ../nbs/01_readers.ipynb #9b07cecc
 def _read_csv_kind(f):
     "The `Hierarchy` or `CostMatrix` in the CSV file `f`"
-    head, rows, _ = _read_table(f)
-    side, top = [r[head[0]] for _, r in rows], head[1:]
-    if head[0].lower() == 'predicted' or side == top or (not head[0] and {*side} & {*top}):
-        return CostMatrix.from_csv(f)
-    parents = {'node','parent'} <= {*head} <= {'','node','parent','weight'}
+    df = _read_table(f)
+    first, side, top = df.columns[0], [*df.iloc[:,0]], [*df.columns[1:]]
+    if first.lower() == 'predicted' or side == top or (not first and {*side} & {*top}): return CostMatrix.from_csv(f)
+    parents = {'node','parent'} <= {*df} <= {'','node','parent','weight'}
     return Hierarchy.from_parents(f) if parents else Hierarchy.from_csv(f)
 
-# %% ../nbs/01_readers.ipynb #d3f66b34
+# %% ../nbs/01_readers.ipynb #42262c26
 def read_hierarchy(
     o # a .csv or .json file, the name of a tree, `digits_chain`, a `Hierarchy` or a `CostMatrix`
 ):
     "The `Hierarchy` or `CostMatrix` that `o` stands for"
-    if isinstance(o, (Hierarchy, CostMatrix)): return o
+    if isinstance(o, Costs): return o
     if not isinstance(o, (str, Path)): fail(f'a hierarchy must be a file, a name or a tree, not a {type(o).__name__}')
     read = {'.csv': _read_csv_kind, '.json': _read_json}.get(Path(o).suffix.lower())
     try:
@@ -379,8 +336,6 @@ def _linkage(X, names, method, metric):
     X = np.asarray(X, dtype=float)
     if X.ndim != 2 or len(X) != len(names) or len(X) < 2:
         fail(f'{len(names)} names for vectors of shape {X.shape}: give one row per class, and at least two')
-    bad = [n for n, x in zip(names, X) if not np.isfinite(x).all()]
-    if bad: fail(f'the vectors of these classes are not finite: {quoted(bad)}')
     Z = clustering.linkage(X, method, metric)
     if not (Z[:,2] > 0).all(): fail(f'the vectors of {quoted(names[i] for i in Z[0,:2].astype(int))} are the same')
     if not clustering.is_monotonic(Z): fail(f'{method!r} joins at decreasing distances: try average, complete or ward')
@@ -390,22 +345,23 @@ def _cluster_name(names, first, n): return f'{names[first]} +{n-1}' if n > 1 els
 
 # %% ../nbs/01_readers.ipynb #13fd90cf
 def _dendrogram(Z, names):
-    "Rows of node, parent, weight and place for the joins `Z`, and the nodes' names"
-    K = len(names)
+    "The joins `Z` as a graph"
+    K, g = len(names), nx.DiGraph()
     at, up, top, first = np.r_[np.zeros(K), Z[:,2]/2], {}, {}, [*range(K)]
     for t, (a, b) in enumerate(Z[:,:2].astype(int)):
         up[a] = up[b] = K+t
         first.append(min(first[a], first[b]))
-    for i in reversed(range(2*K-1)): top[i] = top[up[i]] if i in up and at[up[i]] <= at[i] else i
-    labels = [_cluster_name(names, f, n) for f, n in zip(first, [1]*K + Z[:,3].astype(int).tolist())]
-    return [(i, top[up[i]], at[up[i]]-at[i], repr(labels[i])) for i in range(2*K-2) if top[i] == i], labels
+    for i in reversed(range(2*K-1)):
+        top[i] = top[up[i]] if i in up and at[up[i]] <= at[i] else i
+        if top[i] != i: continue
+        g.add_node(i, index=i, name=_cluster_name(names, first[i], 1 if i < K else int(Z[i-K,3])))
+        if i in up: g.add_edge(top[up[i]], i, weight=at[up[i]]-at[i])
+    return g
 
-# %% ../nbs/01_readers.ipynb #7087a28d
 def _cut(Z, n, names):
     "For each class the name of its cluster when the joins `Z` stop at `n` clusters"
     from scipy.cluster.hierarchy import fcluster
-    cut = fcluster(Z, n, 'maxclust')
-    _, first, at, size = np.unique(cut, return_index=True, return_inverse=True, return_counts=True)
+    _, first, at, size = np.unique(fcluster(Z, n, 'maxclust'), True, True, True)
     return [_cluster_name(names, first[a], size[a]) for a in at]
 
 # %% ../nbs/01_readers.ipynb #753b202d
@@ -422,8 +378,7 @@ def from_vectors(cls:Hierarchy,
     names = unique_names(names)
     Z = _linkage(X, names, method, metric)
     if widths is not None: return cls([*zip(*(_cut(Z, n, names) for n in sorted(widths)), names)], name=name)
-    rows, labels = _dendrogram(Z, names)
-    return cls._from_edges(rows, labels.__getitem__, name=name)
+    return cls.from_networkx(_dendrogram(Z, names), name)
 
 # %% ../nbs/01_readers.ipynb #2aeb3bd7
 def _wordnet():
@@ -456,9 +411,9 @@ def _choose_senses(names, wn, senses):
     unknown, several = [n for n in names if not found[n]], [n for n in names if len(found[n]) > 1]
     if unknown: fail(f'WordNet has no noun for {quoted(unknown)}: choose synsets with `senses=`')
     if several:
-        which = ', '.join(f'{n!r} ({len(found[n])} senses)' for n in several)
-        other = {several[0]: found[several[0]][1].name()}
-        warnings.warn(f'{which}: the first is used; see `wordnet_senses`, choose with senses={other}', stacklevel=3)
+        which, other = ', '.join(f'{n!r} ({len(found[n])} senses)' for n in several), found[several[0]][1].name()
+        warnings.warn(f'{which}: the first is used; see `wordnet_senses`, choose with senses={ {several[0]: other} }',
+                      stacklevel=3)
     return [found[n][0] for n in names]
 
 # %% ../nbs/01_readers.ipynb #fce4f0b0

@@ -54,7 +54,20 @@ def test_one_search_field(): assert docs.site['navbar']['search'] and not docs.s
 def test_tables_follow_the_theme():
     "In a dark theme a fixed colour is unreadable"
     css = (root/'nbs/styles.css').read_text(encoding='utf-8')
+    css = re.sub(r'body\.quarto-(light|dark) [^}]*}', '', css)
     assert set(re.findall(r'[^-]\bcolor: ([^;]+);', css)) == {'var(--bs-body-color) !important'}
+
+def test_theme_is_that_of_the_reader():
+    html = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['format']['html']
+    assert set(html['theme']) == {'light', 'dark'} and html['respect-user-color-scheme'] and html['highlight-style'] == 'a11y'
+
+def test_site_is_published_by_quarto_and_tested_in_a_browser():
+    "`quarto --version` fails without Quarto; with it, `make docs` uses it and fails on warnings"
+    steps = yaml.safe_load((root/'.github/workflows/docs.yml').read_text(encoding='utf-8'))['jobs']['publish']['steps']
+    what = [s.get('uses', s.get('run')) for s in steps]
+    setup, build, test, upload = (next(i for i, o in enumerate(what) if part in o) for part in
+                                  ('quarto-actions/setup', 'quarto --version && make docs', 'tests/test_docs_browser.py', 'upload-pages-artifact'))
+    assert setup < build < test < upload and 'DOCS_SITE=_docs' in what[test] and '-k' not in what[test].split()
 
 def test_nbdev_leaves_the_readme_alone():
     "`nbdev_docs` writes README.md anew whenever its notebook is newer, as may happen in a fresh clone"
@@ -127,6 +140,19 @@ def test_front_page_fits():
         if c.cell_type == 'code' and not re.search(r'^#\| *(hide|echo: *false)', c.source, re.M):
             assert not [l for l in c.source.splitlines() if len(l) > 100]
 
+def test_front_page_installs_before_it_makes():
+    text = markdown('index.ipynb')
+    assert text.index('pip install .') < text.index('make demo') < text.index('make test') < text.index('## Ten lines')
+
+has_caption = re.compile(r'^#\| *fig-cap: *"[A-Z].*[.)]"$', re.M)
+
+@pytest.mark.parametrize('name', [n for n in names if n[0] in '678i' and 'which_method' not in n])
+def test_figures_have_captions(name):
+    for c in nbs[name].cells: assert not docs.has_image(c) or has_caption.search(c.source), c.source
+
+@pytest.mark.parametrize('name', names)
+def test_notebook_is_below_half_a_megabyte(name): assert (root/'nbs'/name).stat().st_size < 5e5
+
 # What Quarto and Sphinx get
 
 url = docs.site['site-url']
@@ -143,7 +169,7 @@ def cosine(
 ):
 ```
 
-*Distance, as in [`Hierarchy`]({url}/hierarchy.html#hierarchy)*
+*Distance, as in [`Hierarchy`]({url}/hierarchy.html#hierarchy), of [`x`]({url}/recipes.html#x)*
 
 *Call self as a function.*'''
 png = new_output('display_data', {'image/png': 'iVBORw0KGgo=', 'text/plain': '<Figure>'})
@@ -151,22 +177,24 @@ png = new_output('display_data', {'image/png': 'iVBORw0KGgo=', 'text/plain': '<F
 @pytest.fixture
 def polished():
     "A page called 'distortion' after `polish`"
-    text = f'Call [`train`]({url}/experiments.html#train) and [`disto_loss`]({url}/distortion.html#disto_loss). More.'
+    text = (f'Call [`train`]({url}/experiments.html#train) and [`disto_loss`]({url}/distortion.html#disto_loss), '
+            f'not [`show_batch`]({url}/data.nyudv2.html#show_batch). More.')
     cells = [new_markdown_cell(text), new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]),
              new_markdown_cell('## Title\n\nThe *loss* falls to $0$. Then it stays.'), new_code_cell('plot()', outputs=[png]),
              new_code_cell('#| fig-alt: "My words"\nplot()', outputs=[png])]
     nb = new_notebook(cells=cells)
-    docs.polish(nb, 'distortion')
+    docs.polish(nb, '03_distortion.ipynb')
     return nb
 
 def test_signatures_are_plain(polished):
     md = polished.cells[1].outputs[0].data['text/markdown']
-    assert '# a `Hierarchy`\n    y=None' in md and '*Distance, as in [`Hierarchy`](hierarchy.html#hierarchy)*' in md
+    assert '# a `Hierarchy`\n    y=None' in md and '*Distance, as in [`Hierarchy`](hierarchy.html#hierarchy), of `x`*' in md
 
 def test_the_docstring_of_python_is_hidden(polished): assert 'Call self' not in polished.cells[1].outputs[0].data['text/markdown']
 
-def test_everyday_words_are_not_links(polished):
-    assert polished.cells[0].source == 'Call `train` and [`disto_loss`](distortion.html#disto_loss). More.'
+def test_names_with_other_meanings_are_not_links(polished):
+    "fastai has a `show_batch` too, and two of our modules define one"
+    assert polished.cells[0].source == 'Call `train` and [`disto_loss`](distortion.html#disto_loss), not `show_batch`. More.'
 
 def test_source_is_that_of_the_page(polished):
     "`cosine` is also the name of a schedule in `hierproto.recipes`"
@@ -177,6 +205,24 @@ def test_figures_have_alternative_texts(polished):
     assert polished.cells[4].source == '#| fig-alt: "My words"\nplot()'
     readme.tag_options(polished.cells[4])
     assert polished.cells[4].metadata['mystnb'] == {'image': {'alt': 'My words'}} and polished.cells[4].source == 'plot()'
+
+def test_caption_is_the_alternative_text_of_sphinx():
+    c = new_code_cell('#| fig-cap: "Two: one"\n#| code-fold: true\n#| code-summary: "Test"\nplot()')
+    readme.tag_options(c)
+    assert c.source == 'plot()' and c.metadata['tags'] == ['hide-input']
+    assert c.metadata['mystnb'] == {'image': {'alt': 'Two: one'}, 'figure': {'caption': 'Two: one'}, 'code_prompt_show': 'Test', 'code_prompt_hide': 'Test'}
+
+test_cell = 'x = f(1)\nprint(x)\ntest_eq(x, 1)\ntest_fail(f)'
+folded = '#| code-fold: true\n#| code-summary: "Test"\n'
+
+@pytest.mark.parametrize('name,code,fold', [
+    ('03_distortion.ipynb', test_cell, folded), ('72_results.ipynb', 'table()', '#| code-fold: true\n'),
+    ('03_distortion.ipynb', 'test_eq(f(1), 1)', ''), ('03_distortion.ipynb', 'def f(x):\n    assert x\n\n    return x', ''),
+    ('03_distortion.ipynb', f'#| code-fold: false\n{test_cell}', ''), ('60_ten_minutes.ipynb', test_cell, ''), ('index.ipynb', test_cell, '')])
+def test_code_of_results_and_long_tests_is_folded(name, code, fold):
+    c = new_code_cell(code)
+    docs.fold(c, name)
+    assert c.source == fold + code
 
 @pytest.fixture
 def quarto(tmp_path, monkeypatch):

@@ -16,5 +16,5 @@ def script(nb):
 def test_runs_as_a_script(nb, tmp_path):
     (tmp_path/'tutorial.py').write_text(script(nb), encoding='utf-8')
     env = {**os.environ, 'MPLBACKEND': 'agg', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(root)}
-    res = subprocess.run([sys.executable, '-W', 'ignore', 'tutorial.py'], cwd=tmp_path, env=env, capture_output=True, text=True)
+    res = subprocess.run([sys.executable, 'tutorial.py'], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert res.returncode == 0, res.stderr[-2000:]

@@ -63,11 +63,15 @@ def own_names(page):
     return {k.removeprefix(f'{mod}.'): v for mod, syms in modidx['syms'].items()
             for k, v in syms.items() if v[0].startswith(f'{page}.html#')}
 
+def defined_twice(name):
+    "Do two modules define `name`, as a function, a class or a method?"
+    return sum(k.rpartition('.')[2] == name for syms in modidx['syms'].values() for k in syms) > 1
+
 def better_link(name, url, own):
-    "The link that nbdev made for `name`: to this page if it defines the name, and none for an everyday word such as `train`"
+    "The link that nbdev made for `name`: to this page if it defines the name, and none if `name` may be something else, such as `train`"
     name, call = name.removesuffix('()'), name.endswith('()')
     if name in own: url = own[name][0]
-    elif re.fullmatch('[a-z]+', name) and not call and name not in public: return f'`{name}`'
+    elif name not in public and (re.fullmatch('[a-z]+', name) and not call or defined_twice(name)): return f'`{name}`'
     return f"[`{name}{'()' * call}`]({url.removeprefix(site['site-url'] + '/')})"
 
 def better_source(name, url, own):
@@ -81,7 +85,9 @@ def better_source(name, url, own):
 def polish_markdown(md, own):
     "Markdown that nbdev processed, with plain signatures, better links and no empty phrases"
     parts = re.split(r'(^```.*?^```)', md, flags=re.S | re.M)
-    link = lambda s: auto_link.sub(lambda m: better_link(m[1], m[2], own), s)
+    # in the documentation of a function, the name of one of its arguments means that argument
+    args = {a for s in parts[1::2] for a in re.findall(r'(?:^|[,(])\s*\**([a-z_]\w*)', re.sub('#.*', '', s), flags=re.M)}
+    link = lambda s: auto_link.sub(lambda m: f'`{m[1]}`' if m[1] in args else better_link(m[1], m[2], own), s)
     md = ''.join(plain_signature(s) if i % 2 else link(s) for i, s in enumerate(parts))
     return md.replace('*Call self as a function.*', '')
 
@@ -93,14 +99,30 @@ def first_sentence(md):
     text = re.sub(r'!?\[(.*?)\]\(.*?\)', r'\1', text).translate({ord(c): None for c in '`*$\\'})
     return re.split(r'(?<=[.:?])\s', text.lstrip('# '))[0].rstrip(':')[:250]
 
+def is_test(code):
+    "Does `code` assert anything, outside the functions that it defines?"
+    try: body = ast.parse(code).body
+    except SyntaxError: return False
+    nodes = [o for s in body if not isinstance(s, (ast.FunctionDef, ast.ClassDef)) for o in ast.walk(s)]
+    called = [getattr(o.func, 'id', '') for o in nodes if isinstance(o, ast.Call)]
+    return any(isinstance(o, ast.Assert) for o in nodes) or any(re.match('test_|ExceptionExpected', o) for o in called)
+
+def fold(cell, name):
+    "Fold the code of a result, and of a test of more than three lines, below which its output stays; `#| code-fold: false` keeps it open"
+    if re.search(r'^#\| *(echo|include|output|code-fold):', cell.source, re.M): return
+    long_test = name[0] in '012345' and cell.source.count('\n') > 2 and is_test(cell.source)
+    if name[0] in '78': cell.source = f'#| code-fold: true\n{cell.source}'
+    elif long_test: cell.source = f'#| code-fold: true\n#| code-summary: "Test"\n{cell.source}'
+
 def has_image(cell): return any(k.startswith('image/') for o in cell.get('outputs', []) for k in o.get('data', {}))
 
-def polish(nb, page):
-    "Improve a notebook that nbdev processed: signatures, links, and an alternative text for each figure"
-    own, before = own_names(page), ''
+def polish(nb, name):
+    "Improve the notebook `name`, which nbdev processed: signatures, links, folded code, and an alternative text for each figure"
+    own, before = own_names(_nbpath2html(Path(name)).stem), ''
     for c in nb.cells:
         if c.cell_type == 'markdown':
             c.source = before = polish_markdown(c.source, own)
+        elif c.cell_type == 'code': fold(c, name)
         for o in c.get('outputs', []):
             if md := o.get('data', {}).get('text/markdown'):
                 source = lambda m: f'[source]({better_source(m[3], m[1], own)}){m[2]}{m[3]}'
@@ -147,8 +169,6 @@ def process_one(paths):
     "Let nbdev process one notebook, given as (source, target)"
     os.environ['IN_TEST'] = '1'
     nb = read_nb(paths[0])
-    # nbdev can document a method that is added to one class, not to several
-    for c in nb.cells: c.set_source(re.sub(r'\bself:\((\w+),[\w, ]*\)', r'self:\1', c.source))
     FilterDefaults()(nb)
     write_nb(nb, paths[1])
 
@@ -165,7 +185,7 @@ def polish_all(proc):
     "Polish the processed notebooks in `proc`"
     for n in notebooks():
         nb = nbformat.read(proc/n, 4)
-        polish(nb, _nbpath2html(Path(n)).stem)
+        polish(nb, n)
         nbformat.write(nb, proc/n)
 
 def sphinx_source(proc, src):
@@ -183,8 +203,10 @@ def sphinx_source(proc, src):
     if (root/'nbs/images').exists(): shutil.copytree(root/'nbs/images', src/'images')
     return {page: n for n, (page, _) in pages.items()}
 
-# an empty icon, wide tables and equations that scroll in their own box, wider text on wide screens
+# an empty icon, wide tables and equations that scroll in their own box, tables that follow the theme, wider text on wide screens
 head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html, div.math { overflow-x: auto } h1, h2, h3 { overflow-wrap: anywhere } '
+        '.cell_output table :is(tr, th, td) { color: var(--color-foreground-primary) !important; background: none !important } '
+        '.cell_output table tbody tr:nth-child(odd) { background: rgba(127, 127, 127, .12) !important } '
         '.sidebar-tree .caption { cursor: pointer } @media (min-width: 110em) { .main > .content { width: 60em } }</style>')
 # only the section of the current page is open; a click on a section opens or closes it
 head += """<script>addEventListener('DOMContentLoaded', () => document.querySelectorAll('.sidebar-tree .caption').forEach(c => {
@@ -209,6 +231,7 @@ def sphinx_docs(out):
         html_title=site['title'], html_theme='furo', html_baseurl=site['site-url'] + '/', html_copy_source=False, html_show_sphinx=False,
         html_theme_options=dict(source_repository=repo, source_branch=site['repo-branch'], source_directory=site['repo-subdir']),
         extensions=['myst_nb', 'sphinx-mathjax-offline'], nb_execution_mode='off', nb_merge_streams=True, nb_render_markdown_format='myst',
+        nb_code_prompt_show='Code', nb_code_prompt_hide='Code',
         myst_enable_extensions=['dollarmath', 'amsmath', 'html_image'], myst_dmath_double_inline=True, myst_dmath_allow_space=False,
         myst_all_links_external=True, myst_heading_anchors=6, myst_heading_slug_func='docs.anchor',
         suppress_warnings=['myst.header', 'misc.highlighting_failure'])

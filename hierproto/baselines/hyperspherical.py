@@ -76,7 +76,6 @@ def sphere_head(
     **kwargs # of `sphere_protos`
 ):
     "A `PrototypeHead` on the sphere with scores $-(1-\\cos)^2$"
-    if isinstance(h, int): m,h = h,m # the order of arguments in older code
     if init is None: init = 'normal' if learn else sphere_protos(h, m, **kwargs)
     return PrototypeHead(m, len(h), distance=squared_cosine, init=init, learn=learn)
 

@@ -15,15 +15,12 @@ from ..hierarchy import *
 from .core import *
 
 # %% ../../nbs/21_data.digits.ipynb #0600edbc
-def digit_pictures(
-    size=28,  # side of the pictures
-    margin=4  # empty pixels on each side
-):
-    "scikit-learn's digits as pictures (1797, 1, `size`, `size`) between 0 and 1, and their labels"
+def digit_pictures():
+    "scikit-learn's digits as pictures (1797, 1, 28, 28) between 0 and 1, and their labels"
     data = load_digits()
     x = torch.tensor(data.images, dtype=torch.float32)[:,None]/16
-    x = F.interpolate(x, size=size-2*margin, mode='bilinear', align_corners=False)
-    return F.pad(x, [margin]*4), torch.tensor(data.target)
+    x = F.interpolate(x, size=20, mode='bilinear', align_corners=False)
+    return F.pad(x, [4]*4), torch.tensor(data.target)
 
 # %% ../../nbs/21_data.digits.ipynb #47fa6043
 PROTOCOLS = dict(published=dict(max_deg=40., zoom=(1.3,1.3), mode='nearest'),
@@ -33,7 +30,7 @@ MNIST_STATS = [.1307],[.3081] # mean and deviation of the training pictures
 
 def figure1_augment(
     protocol='published', # name in `PROTOCOLS`, or None for no augmentation
-    normalize=False       # subtract the mean of MNIST and divide by its deviation, after the augmentation?
+    normalize=False # normalise by `MNIST_STATS`, after the augmentation?
 ):
     "Batch transforms of Figure 1, as the authors' notebook has them or as their text does"
     if protocol is not None and protocol not in PROTOCOLS:
@@ -52,13 +49,13 @@ def digit_costs(
 
 # %% ../../nbs/21_data.digits.ipynb #9e5d15ba
 def digits(
-    bs=256,                   # batch size
-    protocol='as_written',    # augmentation: name in `PROTOCOLS`, or None
+    bs=256, # batch size
+    protocol='as_written', # augmentation: name in `PROTOCOLS`, or None
     hierarchy='mnist_visual', # 'mnist_visual' or 'digits_chain'
-    normalize=False,          # normalise by `MNIST_STATS`?
-    valid_pct=0.25,           # part of the digits kept for testing
-    seed=42,                  # of the split
-    **kwargs                  # for `tensor_dls`: `device`, `val_bs`, `path`
+    normalize=False, # normalise by `MNIST_STATS`?
+    valid_pct=0.25, # part of the digits kept for testing
+    seed=42, # of the split
+    **kwargs # for `tensor_dls`: `device`, `val_bs`, `path`
 ):
     "scikit-learn's digits at 28x28: `dls, hierarchy`"
     x,y = digit_pictures()
