@@ -25,9 +25,10 @@ from .backbones.resnet import resnet18_32
 from .data.core import tensor_dls
 from .features import FeatureDS
 from .audit import audit
-from .fit import fit, predict
+from .fit import fit
+from .predict import predict
 from .saving import load_classifier
-from .recipes import TABLE
+from .recipes import GROUPS
 from .rows import commit
 
 # %% ../nbs/55_bench.ipynb #25e17277
@@ -73,7 +74,7 @@ class _Measure:
 _MEASURES = {}
 
 def _measure(name, against, goals, rounds=7):
-    "Register a function as the measure `name`, `against` something, with `goals` per size and `rounds` pairs of timings"
+    "Register a function as the measure `name` `against` something, with `goals` per size"
     def _add(f): _MEASURES[name] = _Measure(f, against, goals, rounds)
     return _add
 
@@ -97,7 +98,7 @@ def _features_learner(method, K):
     dls = _random_dls(20*256, (1,1280), K, 256, ds_cls=FeatureDS)
     return hier_learner(dls, nn.Identity(), _tree(K, {100: 'cifar100', 1010: 'inat19'}[K]), method, metrics=[])
 
-_OTHERS = [m for m in TABLE if m!='cross_entropy']
+_OTHERS = [m for m in GROUPS['all'] if m!='cross_entropy']
 
 @_measure('training step on features', 'cross-entropy', {(m,K): 1.6 for K in (100,1010) for m in _OTHERS})
 def _(method, K): return [_epoch(_features_learner(o, K)) for o in (method,'cross_entropy')]
@@ -158,8 +159,8 @@ def _(N):
 
 # %% ../nbs/55_bench.ipynb #045db660
 def _pictures(folder, n):
-    "Write `n` random pictures of each of two classes to `folder`"
-    for k,name in enumerate(('cat','oak')):
+    "Write `n` random pictures of each of four classes to `folder`"
+    for k,name in enumerate(('cat','dog','oak','fir')):
         (folder/name).mkdir(parents=True)
         pixels = np.random.default_rng(k).integers(256, size=(n,160,160,3), dtype=np.uint8)
         for i,o in enumerate(pixels): Image.fromarray(o).save(folder/name/f'{i}.jpg')
@@ -174,8 +175,8 @@ def _bare(model, files, bs=64):
 @_measure('hierproto_predict on pictures', 'a bare loop', {(512,): 1.11}, rounds=3)
 def _(N):
     at = Path(_folder().name)
-    few,files,tree = _pictures(at/'few', 10),_pictures(at/'many', N//2),at/'tree.csv'
-    tree.write_text('animal,cat\nplant,oak\n')
+    few,files,tree = _pictures(at/'few', 5),_pictures(at/'many', N//4),at/'tree.csv'
+    tree.write_text('group,class\nanimal,cat\nanimal,dog\nplant,oak\nplant,fir\n')
     _quiet(fit, str(at/'few'), str(tree), str(at/'model'), arch='resnet18', size=128, epochs=1, quiet=True)
     model = load_classifier(at/'model').model.eval()
     ours = lambda: _quiet(predict, str(at/'model'), [str(at/'many')], out=str(at/'named.csv'), force=True)
@@ -205,9 +206,10 @@ _KEY = ['measure','size','against']
 def _rows(path):
     "Rows of the file `path` that today's measures wrote"
     today = [(n, ' x '.join(map(str, o)), m.against) for n,m in _MEASURES.items() for o in m.goals]
-    df = pd.read_csv(path) if Path(path).exists() else pd.DataFrame(columns=_KEY)
+    df = pd.read_csv(path, dtype=dict(size=str)) if Path(path).exists() else pd.DataFrame(columns=_KEY)
     return df[[o in today for o in df[_KEY].itertuples(index=False, name=None)]]
 
+# %% ../nbs/55_bench.ipynb #8a1eb23a
 @call_parse
 def main(
     only:str='', # only measures whose name contains this
@@ -223,4 +225,5 @@ def main(
         res = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True, check=True)
         new = pd.DataFrame([json.loads(res.stdout.splitlines()[-1])])
         pd.concat([_rows(out), new]).drop_duplicates(_KEY, keep='last').to_csv(out, index=False)
-        print(f"{i}/{len(todo)} {n} {new['size'][0]}: {new.ratio[0]:.3g}, goal {new.goal[0]:g}, {new.verdict[0]}", flush=True)
+        r = new.iloc[0]
+        print(f"{i}/{len(todo)} {n} {r['size']}: {r.ratio:.3g}, goal {r.goal:g}, {r.verdict}", flush=True)

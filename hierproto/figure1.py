@@ -181,6 +181,7 @@ def _panel(ax, row, out):
     numbers = f"ER {100*row.er:.1f}%, AHC {row[f'ahc_{o}']:.2f}, distortion {row[f'disto_{o}']:.2f}"
     ax.set_title(f'({letter}) {model_title(row.method, row.hierarchy)}\n{numbers}', fontsize=10)
 
+# %% ../nbs/53_figure1_runs.ipynb #2050e494
 def plot_figure1(
     df,            # rows; the first of each model is shown
     out='results', # folder of the results
@@ -207,8 +208,7 @@ def main(
     "Train the models of Figure 1 on `data`, print the table and draw the picture in `out`"
     rs = figure1_recipes(data)
     check_options(threads=threads)
-    keep_memory()
-    if threads: torch.set_num_threads(threads)
+    prepare(threads)
     if fresh or data=='digits': results_file(rs[0], out).unlink(missing_ok=True)
     df = _run(rs, out, not quiet)
     for p,g in df.groupby('protocol', sort=False): print(f'\nprotocol {p}\n{figure1_table(g).to_string()}')

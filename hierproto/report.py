@@ -112,11 +112,13 @@ _TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft label
                gp_disto_crm='GP-disto, least risk')
 _METRICS = [('er','ER %',1), ('ahc','AHC',3)]
 
+# %% ../nbs/54_report.ipynb #1d543bb6
 def title(line):
     "Name of `line` in a table"
     m,*o = line.split(':')
     return _TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
 
+# %% ../nbs/54_report.ipynb #03ad49cc
 def _spread(x, how, d):
     if not len(x): return 'not run'
     return f'{getattr(x, how)():.{d}f}'+(f' ± {x.std():.{d}f}' if len(x)>1 else '')
@@ -133,6 +135,7 @@ def _columns(rows, ref, m, name, d, how):
     diffs = _differences([_paired(o, ref, m) if o is not ref else [] for o in rows.values()], d)
     return {name: _bold([_spread(x, how, d) for x in xs], best), f'{name}, difference': diffs}
 
+# %% ../nbs/54_report.ipynb #dff80022
 def results_table(
     df,         # rows, from `load_results`
     data,       # name of the data set
@@ -187,10 +190,11 @@ def _bars(ax, groups, name, d):
     low,high = (mean-sd).min(),(mean+sd).max()
     ax.set(xlabel=f'{name}, mean', xlim=(max(0, low-.3*(high-low)-.01), high+.3*(high-low)+.01))
 
+# %% ../nbs/54_report.ipynb #9d65729c
 def plot_bars(
     df,       # rows, from `load_results`
     base=None,# settings of the whole table
-    lines=TABLE # methods
+    lines=GROUPS['all'] # methods
 ):
     "Mean error rate and cost of each method as bars"
     import matplotlib.pyplot as plt
@@ -215,6 +219,7 @@ def size_table(
         if len(ce): rows[int(ce.n_train.max())] = {**change, 'cross_entropy': ce.ahc.mean()}
     return pd.DataFrame(rows, index=lines).T.rename_axis('training set')
 
+# %% ../nbs/54_report.ipynb #86fc490c
 def plot_sizes(
     table # from `size_table`
 ):
@@ -253,7 +258,7 @@ def confusions(
 # %% ../nbs/54_report.ipynb #bb0b9f8b
 def _tables(df, data, base=None):
     "Tables of the report by heading"
-    res = {'Results': results_table(df, data, lines=[*TABLE, *_other_lines(df, base)], base=base)}
+    res = {'Results': results_table(df, data, lines=[*GROUPS['all'], *_other_lines(df, base)], base=base)}
     more = {o.capitalize(): results_table(df, data, o, base=base) for o in ('ablation','robustness')}
     res.update({k: t for k,t in more.items() if t['runs'].any()})
     sizes = size_table(df, base)
@@ -263,14 +268,14 @@ def _tables(df, data, base=None):
 
 def _figures(df, base=None):
     "Yields name and figure of each figure of the report"
-    if any(len(pick(df, o, base=base)) for o in TABLE): yield 'bars',plot_bars(df, base)[0].figure
+    if any(len(pick(df, o, base=base)) for o in GROUPS['all']): yield 'bars',plot_bars(df, base)[0].figure
     sizes = size_table(df, base).dropna(axis=1, how='all')
     if len(sizes)>1 and len(sizes.columns)>1: yield 'sizes',plot_sizes(sizes).figure
 
 # %% ../nbs/54_report.ipynb #37e3595c
 def report(
     data:str='cifar100',  # digits, mnist, cifar100, nyudv2, s2agri or inat19
-    tier:str='cpu',       # paper, cpu, study, smoke or figure1
+    tier:str='cpu',       # paper, cpu, features, finetune, smoke, study or figure1
     set:str='',           # settings of the runs to report on: epochs=3
     hierarchy:str='',     # of the runs to report on; the usual one by default
     out:str='results',    # folder of the results

@@ -31,6 +31,7 @@ def _test(d, ratio):
     if not len(d): return [0,*[np.nan]*4]
     return [len(d), *t_interval(d, ratio)[:3], t_interval(np.add(d, MARGIN), ratio)[3]]
 
+# %% ../nbs/56_verdicts.ipynb #73e2cefb
 def judge(
     table,   # changes in percent by name, as in `changes`
     ratio=0. # n_test/n_train where pairs share training data (folds), else 0; one number, or one per comparison
@@ -49,6 +50,7 @@ def _interval(r):
 
 def _p(p): return '< .001' if p<.001 else f'{p:.3f}'
 
+# %% ../nbs/56_verdicts.ipynb #34d68122
 def verdict_table(
     judged,          # from `judge`
     name='comparison'# head of the first column
@@ -58,8 +60,10 @@ def verdict_table(
     index = pd.Index(judged.index, name=name)
     return pd.DataFrame(cells, index=index, columns=['seeds','change % [95%]','p (Holm)','verdict'])
 
+# %% ../nbs/56_verdicts.ipynb #733d3c64
 _COLOURS = {'for': 'tab:green', 'against': 'tab:red', 'undecided': '.35', 'undecided, one seed': '.7'}
 
+# %% ../nbs/56_verdicts.ipynb #95290069
 def plot_verdicts(
     judged, # from `judge`
     xlabel, # what changes

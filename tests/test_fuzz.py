@@ -334,10 +334,10 @@ def run_command(program, args, out):
     run, kwargs = cli._load(cli.COMMANDS[program]), cli.parse_command(program, args)
     if program != 'figure1': return run(**{**kwargs, 'out': out})
     def stop(*_, **__): raise Begun
-    old, figure1.keep_memory = figure1.keep_memory, stop
+    old, figure1.prepare = figure1.prepare, stop
     try: run(**kwargs)
     except Begun: pass
-    finally: figure1.keep_memory = old
+    finally: figure1.prepare = old
 
 def names_culprit(message, args):
     "Does `message` repeat something of what was given?"
