@@ -77,10 +77,10 @@ METHODS.update(
                    'after Liang and Davis 2023'),
     haframe = Method(_haframe, r'$-(1-\alpha)\log p_y + \alpha\sum_k (\cos(z, v_k) - S_{yk})^2$, $x_k = z \cdot v_k$',
                      'HAFrame: Liang and Davis 2023'),
-    hie = Method(_hie, r'$-\log p_y - \log q_{\text{parent of } y}$, decided by the product $p_k q_{\text{parent of } k}$',
+    hie = Method(_hie, r'$-\log p_y - \log q_{\text{parent of } y}$, $x_k = \log p_k + \log q_{\text{parent of } k}$',
                  'HiE: Jain et al. 2023', tree=True),
-    hier_cos = Method(_hier_cos, r'$\text{KL}(t_y \,\|\, \text{softmax} |z|) + \alpha \sum_l \lVert e_{y^{(l)}} - c^{(l)} \rVert_1$, '
-                      r'$x_k = \lVert z \text{ on the path of } k \rVert$', 'Hier-COS: Sani and Anand 2025', tree=True),
+    hier_cos = Method(_hier_cos, r'$\text{KL}(t_y, \text{softmax} |z|) + \alpha \sum_l \lVert e_l - c_l \rVert_1$, '
+                      r'$x_k = \lVert z_{\text{path of } k} \rVert$', 'Hier-COS: Sani and Anand 2025', tree=True),
     cross_entropy_crm = METHODS['cross_entropy'].but(rule=CRM, source='Karthik et al. 2021'))
 
 # %% ../nbs/19_methods.ipynb #afb5de3d

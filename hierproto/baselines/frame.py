@@ -77,7 +77,6 @@ class FrameHead(PrototypeHead):
         init=None, # vectors `(K, m)` to use instead of `frame(h, m)`
         **kwargs # `clip`, `polish` of `frame`
     ):
-        if isinstance(h, int): m,h = h,m # the order of arguments in older code
         if init is None: init = frame(h, m, gamma, **kwargs)
         super().__init__(m, len(init), distance='cosine', init=init, learn=False)
         self.log_scale = nn.Parameter(tensor(math.log(scale)))

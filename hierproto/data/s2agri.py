@@ -213,8 +213,10 @@ def _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels, in_mem
     parts[0] = parts[0][take_fraction(y[parts[0]], fraction, seed)]
     if in_memory is None: in_memory = sum((src/'DATA'/f'{i}.npy').stat().st_size for i in ids) < 2e9
     days,geom = _read_days(dates, ids),_norm_geom(src, ids, parts[0])
-    return [ParcelDS(src, [ids[i] for i in p], y[p], days, None if geom is None else geom[p], vocab, n_pixels, min(k, 1),
-                     in_memory) for k,p in enumerate(parts)]
+    def part(k, p):
+        shapes = None if geom is None else geom[p]
+        return ParcelDS(src, [ids[i] for i in p], y[p], days, shapes, vocab, n_pixels, min(k, 1), in_memory)
+    return [part(k, p) for k,p in enumerate(parts)]
 
 # %% ../../nbs/25_data.s2agri.ipynb #7061d51d
 def s2agri(
