@@ -99,7 +99,7 @@ def _mean(a): return a.sum()/max(a.numel(), 1)
 
 # %% ../nbs/03_distortion.ipynb #44afe0bb
 def distortion(protos, D, distance='euclidean'):
-    "Mean relative difference between the distances of `protos` and the costs `D` (eq. 4)"
+    "Mean relative difference between the distances of `protos` under `distance` and the costs `D` (eq. 4)"
     return _mean((_ratios(protos, D, distance) - 1).abs())
 
 # %% ../nbs/03_distortion.ipynb #e7ec0bc0

@@ -305,7 +305,7 @@ def hier_metrics(
 
 # %% ../nbs/05_metrics.ipynb #c31ad0c6
 def hier_report(scores, targets, h, names='all', k=5, ignore_index=None, vocab=None):
-    "Metrics `names` of `scores` for `targets` under `h`; `k` as in `hier_metrics`, the rest as in `average_cost`"
+    "Metrics `names` of `scores` for `targets` under `h`; `k`, `ignore_index`, `vocab` as in the metrics themselves"
     b = Batch(scores, targets, ignore_index)
     ms = hier_metrics(align_costs(h, vocab), names, k)
     if not b.soft: ms = [m for m in ms if not m.name.startswith(('hier_dist','calibration'))]

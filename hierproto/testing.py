@@ -20,7 +20,7 @@ PETS = Hierarchy.from_nested({'animal': {'mammal': ['cat','dog','cow'], 'bird': 
 
 # %% ../nbs/04a_testing.ipynb #44eaed10
 def random_tree(n, depth=4, seed=0, weights=False):
-    "A random `Hierarchy` with `n` classes at different depths; with `weights`, edges weigh between 1/2 and 2"
+    "A random `Hierarchy` with `n` classes up to `depth`, drawn by `seed`; `weights`: should edges weigh 1/2 to 2?"
     rng = random.Random(seed)
     def groups(): return [f'{"abcdefgh"[l]}{rng.randrange(2)}' for l in range(rng.randint(0, depth-1))]
     paths = [(*groups(), f'leaf{k}') for k in range(n)]
@@ -29,7 +29,7 @@ def random_tree(n, depth=4, seed=0, weights=False):
 
 # %% ../nbs/04a_testing.ipynb #fca890e8
 def points(seed=0, n=256, K=8, offset=0.):
-    "`n` points of `K` dimensions around as many corners, moved by `offset`, and their classes"
+    "`n` points of `K` dimensions around as many corners, with noise by `seed`, moved by `offset`, and their classes"
     y = torch.arange(n)%K
     noise = torch.randn(n, K, generator=torch.Generator().manual_seed(seed))
     return offset + 2*nn.functional.one_hot(y, K) + .5*noise,y
@@ -54,7 +54,7 @@ def tiny_learner(
 
 # %% ../nbs/04a_testing.ipynb #10fe94e3
 def push(loss, scores, target):
-    "Minus the gradient of `loss` at the scores `(K,)` of one sample of class `target`"
+    "Minus the gradient of `loss` at the `scores` (K,) of one sample of class `target`"
     x = torch.as_tensor(scores).float()[None].clone().requires_grad_()
     return -torch.autograd.grad(loss(x, tensor([target])), x)[0][0]
 
@@ -76,7 +76,7 @@ def plot_push(losses, h=PETS, target=0):
 
 # %% ../nbs/04a_testing.ipynb #cfc3a5c4
 def value_and_grad(f, x, y=None):
-    "The value of `f(x, y)`, and the gradient of its sum by `x`"
+    "The value of the function `f` of scores `x` and labels `y`, and the gradient of its sum by `x`"
     x = x.detach().clone().requires_grad_()
     v = f(x, y)
     return v.detach(),torch.autograd.grad(v.sum(), x)[0]
@@ -99,7 +99,7 @@ def _check_values(make, naive, K, eps=1e-6):
 
 # %% ../nbs/04a_testing.ipynb #83a22248
 def check_finite(make, K):
-    "Assert that the loss `make()` of `K` classes stays finite at extreme scores, without labels, and in half precision"
+    "Assert that the loss `make` builds for `K` classes is finite at extreme scores, without labels, in half precision"
     x,y = _batch(K, 16)
     for extreme in (1e4*x.round().clamp(-1, 1), torch.full((16, K), -1e4), torch.zeros(16, K)):
         for n in (16, 1):
