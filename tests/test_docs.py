@@ -57,6 +57,9 @@ def test_tables_follow_the_theme():
     css = re.sub(r'body\.quarto-(light|dark) [^}]*}', '', css)
     assert set(re.findall(r'[^-]\bcolor: ([^;]+);', css)) == {'var(--bs-body-color) !important'}
 
+def test_tables_do_not_break_words():
+    assert 'td, th { overflow-wrap: normal; word-break: normal; }' in (root/'nbs/styles.css').read_text(encoding='utf-8')
+
 def test_theme_is_that_of_the_reader():
     html = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['format']['html']
     assert set(html['theme']) == {'light', 'dark'} and html['respect-user-color-scheme'] and html['highlight-style'] == 'a11y'
@@ -189,6 +192,13 @@ def polished():
 def test_signatures_are_plain(polished):
     md = polished.cells[1].outputs[0].data['text/markdown']
     assert '# a `Hierarchy`\n    y=None' in md and '*Distance, as in [`Hierarchy`](hierarchy.html#hierarchy), of `x`*' in md
+
+@pytest.mark.parametrize('code,kept', [('def cosine(x): return x', False), ('@patch\ndef cosine(self:A): pass', False), ('cosine(1)', True)])
+def test_no_signature_is_shown_twice(code, kept):
+    nb = new_notebook(cells=[new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]), new_code_cell(code)])
+    docs.polish(nb, '03_distortion.ipynb')
+    md = nb.cells[0].outputs[0].data['text/markdown']
+    assert ('def cosine' in md) == kept and '### cosine' in md and '*Distance' in md
 
 def test_the_docstring_of_python_is_hidden(polished): assert 'Call self' not in polished.cells[1].outputs[0].data['text/markdown']
 

@@ -1,7 +1,7 @@
 """Open each page of the docs site in a headless Chromium, wide and narrow, light and dark.
 
 DOCS_SITE=folder tests a site that is already built, by Quarto or Sphinx; otherwise tools/docs.py builds one with Sphinx.
-DOCS_SHOTS=folder saves screenshots of each page."""
+DOCS_SHOTS=folder saves small screenshots of each page, wide in light and narrow in dark."""
 import ast, asyncio, functools, http.server, os, re, shutil, subprocess, sys, threading
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
@@ -20,7 +20,7 @@ results = [n for n in names if n[0] in '78']
 chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 flags = ('--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
          '--disable-component-update --disable-sync')
-widths, themes, screen, tabs = (1400, 390), ('light', 'dark'), 900, 4
+widths, themes, screen, tabs = (1400, 390), ('light', 'dark'), 900, 3
 
 def markdown(name): return '\n\n'.join(c.source for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'markdown')
 
@@ -62,7 +62,8 @@ def in_tab(url):
     p = run(api.async_playwright().start())
     browser = run(p.chromium.launch(executable_path=chromium, args=flags.split()))
     async def one(f, *args):
-        tab = await browser.new_page(viewport=dict(width=widths[0], height=screen), base_url=url)
+        scale = .4 if os.environ.get('DOCS_SHOTS') else 1
+        tab = await browser.new_page(viewport=dict(width=widths[0], height=screen), base_url=url, device_scale_factor=scale)
         tab.set_default_timeout(300_000)  # milliseconds; the machine may be busy
         try: return await f(tab, *args)
         finally: await tab.close()
@@ -126,11 +127,10 @@ async def visit(tab, name):
     seen = dict(images=await ask(images), maths=await ask(maths), prose=await ask(prose), anchors=await ask(anchors), first=await ask(first))
     seen['height'] = await ask(script + 'return main.scrollHeight')
     if shots := os.environ.get('DOCS_SHOTS'):
-        for w in widths:
-            for theme in themes:
-                await tab.set_viewport_size(dict(width=w, height=screen))
-                await tab.emulate_media(color_scheme=theme)
-                await tab.screenshot(path=f'{shots}/{Path(page_of[name]).stem}_{w}_{theme}.png', full_page=True)
+        for w, theme in zip(widths, themes):
+            await tab.set_viewport_size(dict(width=w, height=screen))
+            await tab.emulate_media(color_scheme=theme)
+            await tab.screenshot(path=f'{shots}/{Path(page_of[name]).stem}_{w}_{theme}.jpg', full_page=True)
     await ask("document.querySelectorAll('details').forEach(o => o.open = true)")
     seen['wide'], seen['pale'] = [], []
     for w in widths:

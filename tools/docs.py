@@ -114,11 +114,20 @@ def fold(cell, name):
     if name[0] in '78': cell.source = f'#| code-fold: true\n{cell.source}'
     elif long_test: cell.source = f'#| code-fold: true\n#| code-summary: "Test"\n{cell.source}'
 
+def defined(nb):
+    "The names of functions and classes whose code the page of `nb` shows"
+    return {n for c in nb.cells if c.cell_type == 'code' for n in re.findall(r'^(?:def|class) (\w+)', c.source, re.M)}
+
+def without_signature(md, shown):
+    "The documentation of a name, without its signature if the code in `shown` has it"
+    name = re.search(r'^#+ (?:\w+\.)?(\w+)$', md, re.M)
+    return re.sub(r'^```python\n.*?^```\n+', '', md, count=1, flags=re.S | re.M) if name and name[1] in shown else md
+
 def has_image(cell): return any(k.startswith('image/') for o in cell.get('outputs', []) for k in o.get('data', {}))
 
 def polish(nb, name):
-    "Improve the notebook `name`, which nbdev processed: signatures, links, folded code, and an alternative text for each figure"
-    own, before = own_names(_nbpath2html(Path(name)).stem), ''
+    "Improve the notebook `name`, which nbdev processed: links, folded code, an alternative text for each figure, no signature twice"
+    own, shown, before = own_names(_nbpath2html(Path(name)).stem), defined(nb), ''
     for c in nb.cells:
         if c.cell_type == 'markdown':
             c.source = before = polish_markdown(c.source, own)
@@ -127,7 +136,7 @@ def polish(nb, name):
             if md := o.get('data', {}).get('text/markdown'):
                 source = lambda m: f'[source]({better_source(m[3], m[1], own)}){m[2]}{m[3]}'
                 md = re.sub(r'\[source\]\((.*?)\)(\{.*?\}\n\n#+ )(\S+)', source, md)
-                o.data['text/markdown'] = polish_markdown(md, own)
+                o.data['text/markdown'] = without_signature(polish_markdown(md, own), shown)
         if c.cell_type == 'code' and has_image(c) and not re.search(r'^#\| *fig-(alt|cap):', c.source, re.M):
             c.source = f'#| fig-alt: {json.dumps(first_sentence(before), ensure_ascii=False)}\n{c.source}'
 
