@@ -15,11 +15,13 @@ from ..hierarchy import *
 from .core import *
 
 # %% ../../nbs/21_data.digits.ipynb #0600edbc
-def digit_pictures():
-    "scikit-learn's digits as pictures (1797, 1, 28, 28) between 0 and 1, and their labels"
+def digit_pictures(
+    size=28 # side of the pictures; 4 pixels on each side stay empty
+):
+    "scikit-learn's digits as pictures (1797, 1, `size`, `size`) between 0 and 1, and their labels"
     data = load_digits()
     x = torch.tensor(data.images, dtype=torch.float32)[:,None]/16
-    x = F.interpolate(x, size=20, mode='bilinear', align_corners=False)
+    x = F.interpolate(x, size=size-8, mode='bilinear', align_corners=False)
     return F.pad(x, [4]*4), torch.tensor(data.target)
 
 # %% ../../nbs/21_data.digits.ipynb #47fa6043
