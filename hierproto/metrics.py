@@ -98,6 +98,7 @@ def _wrong(b, c=None):
     i,j,n = b.pairs()
     return _sums(n*(i!=j), n)
 
+# %% ../nbs/05_metrics.ipynb #9f01de57
 def error_rate(
     scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
     targets, # true labels (B[, H, W])
@@ -145,6 +146,7 @@ def _same_at(b, c, level):
     A = _ancestors(c)[:,level]
     return _sums(n*(A[i]==A[j]), n)
 
+# %% ../nbs/05_metrics.ipynb #bca4d9e2
 def level_accuracy(scores, targets, h, level, ignore_index=None, vocab=None):
     "Accuracy of `scores` for `targets` at `level` of `h`; `ignore_index` and `vocab` as in `average_cost`"
     as_tree(h, 'level_accuracy').ancestors(level) # raises if there is no such level
