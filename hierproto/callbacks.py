@@ -120,6 +120,7 @@ def _broadcast(self, t, rank):
     torch.distributed.broadcast(t, rank)
     return t.tolist()
 
+# %% ../nbs/09_callbacks.ipynb #0f40bf01
 def cpu_distrib():
     "Let fastai's `DistributedDL` share the order of samples between processes without CUDA"
     from fastai.distributed import DistributedDL # needs accelerate, which is optional
@@ -173,6 +174,7 @@ def after_batch(self:ScaleRecorder):
     "Note the scale of this batch"
     self.new.append(disto_loss(self.found.protos.detach(), self.costs, with_scale=True)[1])
 
+# %% ../nbs/09_callbacks.ipynb #0709d779
 @patch
 def after_train(self:ScaleRecorder):
     "Read the scales from the device, and measure the distortion"
@@ -274,6 +276,7 @@ def after_pred(self:SoundCheck):
     if not (isinstance(p, Tensor) and isinstance(y, Tensor)) or y.is_floating_point() or p.ndim!=y.ndim+1: return
     if self.fresh or y.is_cpu: check_labels(y, p.shape[1], getattr(self.learn.loss_func, 'ignore_index', -100))
 
+# %% ../nbs/09_callbacks.ipynb #c45e3e6b
 @patch
 def before_step(self:SoundCheck):
     "Note whether all gradients are finite"
@@ -325,11 +328,13 @@ def before_validate(self:PrototypePlot):
     if self.found is None: return # `learn.validate` or `learn.predict`
     self.hook = self.found.register_forward_pre_hook(lambda mod,args: self.zs.append(args[0].detach().cpu()))
 
+# %% ../nbs/09_callbacks.ipynb #adb212b5
 @patch
 def after_batch(self:PrototypePlot):
     "Keep the labels"
     if self.hook: self.ys.append(self.y.cpu())
 
+# %% ../nbs/09_callbacks.ipynb #9e2f476b
 @patch
 def after_validate(self:PrototypePlot):
     "Keep embeddings, labels and a copy of the head"

@@ -62,13 +62,15 @@ class BackOff(nn.Module):
         self.sums,self.threshold = SubtreeSum(h),threshold
         self.register_buffer('size', self.sums(torch.ones(1, len(h)))[0], persistent=False)
 
-    def forward(self, scores, probs=None):
-        "Numbers of nodes for `scores`, or probabilities if `probs`"
-        P = self.sums(as_probs(scores, probs))
-        size = self.size.view(1, -1, *[1]*(P.ndim-2))
-        sure = (P >= self.threshold) | (size == self.size[-1])
-        least = size.where(sure, self.size[-1]).amin(1, keepdim=True)
-        return P.where(sure & (size == least), -1.).argmax(1)
+# %% ../nbs/07_inference.ipynb #68325aa3
+@patch
+def forward(self:BackOff, scores, probs=None):
+    "Numbers of nodes for `scores`, or probabilities if `probs`"
+    P = self.sums(as_probs(scores, probs))
+    size = self.size.view(1, -1, *[1]*(P.ndim-2))
+    sure = (P >= self.threshold) | (size == self.size[-1])
+    least = size.where(sure, self.size[-1]).amin(1, keepdim=True)
+    return P.where(sure & (size == least), -1.).argmax(1)
 
 # %% ../nbs/07_inference.ipynb #81b91d73
 def back_off(scores, h, threshold=.5, vocab=None, probs=None):
@@ -104,6 +106,7 @@ class ClassPath(list):
         "The names without probabilities"
         return [n for n,_ in self]
 
+# %% ../nbs/07_inference.ipynb #d6c396d9
 _rules = dict(argmax=lambda h: argmax_rule, crm=CRM, back_off=BackOff)
 
 # %% ../nbs/07_inference.ipynb #f4146ad4

@@ -114,12 +114,18 @@ class DataLoss(nn.Module):
         "The loss of each item, before weights and reduction"
         # torch ignores labels of -100 unless told otherwise, whatever our `ignore_index` is
         return F.cross_entropy(scores, targets, reduction='none', ignore_index=torch.iinfo(torch.long).min)
-    def activation(self, scores):
-        "Probabilities of the classes"
-        return scores.softmax(1)
-    def decodes(self, scores):
-        "The class with the highest score"
-        return scores.argmax(1)
+
+# %% ../nbs/04_prototypes.ipynb #495c3c3f
+@patch
+def activation(self:DataLoss, scores):
+    "Probabilities of the classes"
+    return scores.softmax(1)
+
+# %% ../nbs/04_prototypes.ipynb #3167d919
+@patch
+def decodes(self:DataLoss, scores):
+    "The class with the highest score"
+    return scores.argmax(1)
 
 # %% ../nbs/04_prototypes.ipynb #07474351
 def check_labels(targets, K, ignore_index=-100):

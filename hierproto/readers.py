@@ -148,6 +148,13 @@ def _read_table(t):
 # %% ../nbs/01_readers.ipynb #254d6d53
 def _blank(x): return is_missing(x) or not str(x).strip()
 
+def _parent_rows(rows):
+    "A list of node, parent[, weight] as a DataFrame"
+    for i, r in enumerate(rows):
+        if not isinstance(r, (list, tuple)) or len(r) not in (2, 3):
+            fail('a row must be node, parent[, weight]', f'row {i+1}')
+    return pd.DataFrame([(*r, '')[:3] for r in rows], columns=['node','parent','weight'], dtype=object)
+
 # %% ../nbs/01_readers.ipynb #6e3f1fb1
 @patch(cls_method=True)
 def from_parents(cls:Hierarchy,
@@ -155,13 +162,8 @@ def from_parents(cls:Hierarchy,
     name=None, # of the tree
 ):
     "A hierarchy from a table of parents"
-    if isinstance(table, (dict, list)):
-        table = [*table.items()] if isinstance(table, dict) else table
-        for i, r in enumerate(table):
-            if not isinstance(r, (list, tuple)) or len(r) not in (2, 3):
-                fail('a row must be node, parent[, weight]', f'row {i+1}')
-        table = pd.DataFrame([(*r, '')[:3] for r in table], columns=['node','parent','weight'], dtype=object)
-    df, g = _read_table(table), nx.DiGraph()
+    if isinstance(table, dict): table = [*table.items()]
+    df, g = _read_table(_parent_rows(table) if isinstance(table, list) else table), nx.DiGraph()
     _known(df, 'node', 'parent')
     for where, n, p, w in zip(df.index, df['node'], df['parent'], df.get('weight', ['']*len(df))):
         n = as_name(n, where)
