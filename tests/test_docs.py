@@ -54,6 +54,7 @@ def test_one_search_field(): assert docs.site['navbar']['search'] and not docs.s
 def test_tables_follow_the_theme():
     "In a dark theme a fixed colour is unreadable"
     css = (root/'nbs/styles.css').read_text(encoding='utf-8')
+    assert all(f'table{o}' in css.replace(':is(.dataframe, .fastprogress)', '.dataframe table.fastprogress') for o in ('.dataframe', '.fastprogress'))
     css = re.sub(r'body\.quarto-(light|dark) [^}]*}', '', css)
     assert set(re.findall(r'[^-]\bcolor: ([^;]+);', css)) == {'var(--bs-body-color) !important'}
 

@@ -222,7 +222,7 @@ def sphinx_source(proc, src):
 # an empty icon, wide tables and equations that scroll in their own box, tables that follow the theme, wider text on wide screens
 head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html, div.math { overflow-x: auto } h1, h2, h3 { overflow-wrap: anywhere } '
         '.cell_output table :is(tr, th, td) { color: var(--color-foreground-primary) !important; background: none !important } '
-        '.cell_output table.dataframe { font-size: .78em } .cell_output table.dataframe :is(th, td) { padding: .2em .4em } '
+        '.cell_output table:is(.dataframe, .fastprogress) { font-size: .78em } .cell_output table:is(.dataframe, .fastprogress) :is(th, td) { padding: .2em .4em } '
         '.cell_output table tbody tr:nth-child(odd) { background: rgba(127, 127, 127, .12) !important } '
         '.sidebar-tree .caption { cursor: pointer } @media (min-width: 110em) { .main > .content { width: 60em } }</style>')
 # only the section of the current page is open; a click on a section opens or closes it
