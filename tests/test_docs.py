@@ -54,6 +54,7 @@ def test_one_search_field(): assert docs.site['navbar']['search'] and not docs.s
 def test_tables_follow_the_theme():
     "In a dark theme a fixed colour is unreadable"
     css = (root/'nbs/styles.css').read_text(encoding='utf-8')
+    assert all(f'table{o}' in css.replace(':is(.dataframe, .fastprogress)', '.dataframe table.fastprogress') for o in ('.dataframe', '.fastprogress'))
     css = re.sub(r'body\.quarto-(light|dark) [^}]*}', '', css)
     assert set(re.findall(r'[^-]\bcolor: ([^;]+);', css)) == {'var(--bs-body-color) !important'}
 
@@ -217,10 +218,13 @@ def test_figures_have_alternative_texts(polished):
     assert polished.cells[4].metadata['mystnb'] == {'image': {'alt': 'My words'}} and polished.cells[4].source == 'plot()'
 
 def test_caption_is_the_alternative_text_of_sphinx():
-    c = new_code_cell('#| fig-cap: "Two: one"\n#| code-fold: true\n#| code-summary: "Test"\nplot()')
-    readme.tag_options(c)
+    text = new_output('display_data', {'text/markdown': 'words'})
+    c = new_code_cell('#| fig-cap: "Two: <one>"\n#| code-fold: true\n#| code-summary: "Test"\nplot()', outputs=[text, png, text])
+    docs.add_captions(c, readme.tag_options(c))
     assert c.source == 'plot()' and c.metadata['tags'] == ['hide-input']
-    assert c.metadata['mystnb'] == {'image': {'alt': 'Two: one'}, 'figure': {'caption': 'Two: one'}, 'code_prompt_show': 'Test', 'code_prompt_hide': 'Test'}
+    assert c.metadata['mystnb'] == {'image': {'alt': 'Two: <one>'}, 'code_prompt_show': 'Test', 'code_prompt_hide': 'Test'}
+    assert [list(o.data)[0] for o in c.outputs] == ['text/markdown', 'image/png', 'text/html', 'text/markdown']
+    assert c.outputs[2].data['text/html'] == '<p class="caption"><em>Two: &lt;one&gt;</em></p>'
 
 test_cell = 'x = f(1)\nprint(x)\ntest_eq(x, 1)\ntest_fail(f)'
 folded = '#| code-fold: true\n#| code-summary: "Test"\n'

@@ -2,7 +2,7 @@
 
 nbdev processes the notebooks, `polish` improves the result, and Quarto or Sphinx renders it. Both read titles and the sidebar from
 _quarto.yml and use the same page names and anchors, so links work in both."""
-import argparse, ast, hashlib, io, json, os, re, runpy, shutil, subprocess, sys, tempfile
+import argparse, ast, hashlib, html, io, json, os, re, runpy, shutil, subprocess, sys, tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -146,6 +146,11 @@ def show_doc_cell(cell):
     m = re.match(r'---\n\n(?:\[source\]\((.*?)\)\{.*?\}\n\n)?(.*)', md, flags=re.S)
     return nbformat.v4.new_markdown_cell(m[2] + (f'\n\n[source]({m[1]})' if m[1] else ''))
 
+def add_captions(cell, caption):
+    "Put the `caption` below each figure of `cell`; the captions of myst-nb would be below its tables and texts too"
+    below = nbformat.v4.new_output('display_data', {'text/html': f'<p class="caption"><em>{html.escape(caption or "")}</em></p>'})
+    cell.outputs = [p for o in cell.outputs for p in ((o, below) if caption and has_image(dict(outputs=[o])) else (o,))]
+
 def adapt(nb):
     "Change the processed notebook `nb` to what myst-nb reads; returns the name of its page"
     head, *cells = nb.cells
@@ -156,10 +161,10 @@ def adapt(nb):
         if c.cell_type == 'code':
             asis = re.match(r'(#\|.*\n)*#\| *output: *asis', c.source)
             if asis and c.outputs: c = show_doc_cell(c)
-            else: tag_options(c)
+            else: add_captions(c, tag_options(c))
         for o in c.get('outputs', []):
-            if html := o.get('data', {}).get('text/html'):
-                o.data['text/html'] = html.replace('<table border="1" class="', '<table class="docutils ')
+            if text := o.get('data', {}).get('text/html'):
+                o.data['text/html'] = text.replace('<table border="1" class="', '<table class="docutils ')
         if c.source.strip() or c.get('outputs'): nb.cells.append(c)
     return Path(fm['output-file']).stem
 
@@ -215,6 +220,7 @@ def sphinx_source(proc, src):
 # an empty icon, wide tables and equations that scroll in their own box, tables that follow the theme, wider text on wide screens
 head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html, div.math { overflow-x: auto } h1, h2, h3 { overflow-wrap: anywhere } '
         '.cell_output table :is(tr, th, td) { color: var(--color-foreground-primary) !important; background: none !important } '
+        '.cell_output table:is(.dataframe, .fastprogress) { font-size: .78em } .cell_output table:is(.dataframe, .fastprogress) :is(th, td) { padding: .2em .4em } '
         '.cell_output table tbody tr:nth-child(odd) { background: rgba(127, 127, 127, .12) !important } '
         '.sidebar-tree .caption { cursor: pointer } @media (min-width: 110em) { .main > .content { width: 60em } }</style>')
 # only the section of the current page is open; a click on a section opens or closes it

@@ -20,16 +20,18 @@ tags = {('echo', 'false'): 'remove-input', ('output', 'false'): 'remove-output',
         ('code-fold', 'true'): 'hide-input'}
 
 def tag_options(cell):
-    "Replace the options `#| name: value` at the top of a code `cell` by tags and by the metadata of myst-nb"
+    "Replace the options `#| name: value` at the top of a code `cell` by tags and by the metadata of myst-nb; returns its caption"
     lines = cell.source.splitlines()
     opts = [l[2:].partition(':') for l in takewhile(lambda l: l.startswith('#|'), lines)]
     opts = [(k.strip(), v.strip()) for k, _, v in opts]
     cell.source = '\n'.join(lines[len(opts):])
     cell.metadata['tags'] = [tags[o] for o in opts if o in tags]
     words = {k: yaml.safe_load(v) for k, v in opts if k in ('fig-alt', 'fig-cap', 'code-summary')}
-    meta = {'image': {'alt': words.get('fig-alt') or words.get('fig-cap')}, 'figure': {'caption': words.get('fig-cap')}}
-    cell.metadata['mystnb'] = {k: v for k, v in meta.items() if any(v.values())}
-    if summary := words.get('code-summary'): cell.metadata['mystnb'] |= dict(code_prompt_show=summary, code_prompt_hide=summary)
+    meta = {}
+    if alt := words.get('fig-alt') or words.get('fig-cap'): meta['image'] = {'alt': alt}
+    if summary := words.get('code-summary'): meta |= dict(code_prompt_show=summary, code_prompt_hide=summary)
+    cell.metadata['mystnb'] = meta
+    return words.get('fig-cap')
 
 def relink(md, # Markdown
            f): # from the target of a link or image to its new target
