@@ -75,6 +75,7 @@ def _json_table(f):
     cells = [{**{k: r[k] for k in _text if k in r}, **r.get('probabilities', {})} for r in rows]
     return pd.DataFrame(cells).fillna({k: '' for k in _text})
 
+# %% ../nbs/45_audit.ipynb #8850871c
 def _csv_table(f):
     "The CSV file `f` as a DataFrame: names as text, the rest as numbers where possible"
     with open(f, encoding='utf-8-sig', newline='') as o: line = o.readline()
@@ -87,7 +88,7 @@ def _csv_table(f):
         return pd.read_csv(f, sep=sep, header=0, index_col=False, dtype={k: str for k in _text}, keep_default_na=False,
             decimal=',' if sep==';' else '.', encoding='utf-8-sig', low_memory=False, names=heads[sep])
 
-# %% ../nbs/45_audit.ipynb #8850871c
+# %% ../nbs/45_audit.ipynb #8237f52f
 def _some(names, most=5): return ', '.join(map(repr, [*names][:most])) + ', ...'*(len(names)>most)
 
 def _folder_class(file, index):
@@ -95,6 +96,7 @@ def _folder_class(file, index):
     folders = [_name(o) for o in re.split(r'[/\\\\]', str(file))[:-1]]
     return next((o for o in reversed(folders) if o in index), folders[-1] if folders else '')
 
+# %% ../nbs/45_audit.ipynb #83c1a4b6
 def _table(f, index):
     "The table in the file `f`, with a column `target`"
     try: df = (_json_table if Path(f).suffix=='.jsonl' else _csv_table)(f)
@@ -127,6 +129,7 @@ def _columns(head, index, f):
     if lacking: raise PredictionsError(f'{f}: no column of probabilities for {_some(lacking.values())}; {hint}')
     return [of[k] for k in range(len(of))]
 
+# %% ../nbs/45_audit.ipynb #32af6f02
 def _probs(df, cols, f, scores=False):
     "Probabilities (N, K) from the columns `cols`, checked"
     P = df[cols].apply(pd.to_numeric, errors='coerce').to_numpy(dtype=float)
@@ -165,6 +168,7 @@ def _levels(h, *nodes):
         nodes = [torch.where(h.levels[o]==l, h.parent[o], o) for o in nodes]
         yield l-1,*nodes
 
+# %% ../nbs/45_audit.ipynb #ef3c73d5
 @patch
 def measures(self:Predictions):
     "Error rate, cost, severity and accuracy by level, as a dict"
@@ -206,6 +210,7 @@ def tree_fit(self:Predictions,
     share = (1+(s<=true+1e-9*max(1, true)).sum())/(1+n)
     return SimpleNamespace(true=true, shuffled=s, share=share, says=_verdict(share, true, s, int(self.wrong.sum())))
 
+# %% ../nbs/45_audit.ipynb #e462b54f
 def _verdict(share, true, s, mistakes):
     if mistakes<20: return f'Too few mistakes ({mistakes}) to judge whether the hierarchy fits.'
     if np.ptp(s)<1e-9: return 'All mistakes cost the same in any order of the leaves: nothing to judge.'
@@ -230,6 +235,7 @@ def _plot_fit(fit, ax=None):
 # %% ../nbs/45_audit.ipynb #6586fe8d
 def _answer_name(h, k): return h.leaves[k] if k<len(h) else '/'.join(h.nodes[k]) or '/'
 
+# %% ../nbs/45_audit.ipynb #738a0722
 @patch
 def costly(self:Predictions,
     k=10, # number of confusions
@@ -246,10 +252,11 @@ def costly(self:Predictions,
 # %% ../nbs/45_audit.ipynb #6b0487c3
 def _page(data, **parts):
     "The page with `data` for its script and `parts`, which are HTML, in its template"
-    files = {o: (Path(hierproto.__file__).parent/'page'/f'page.{o}').read_text(encoding='utf-8') for o in ('html','css','js')}
-    digest = base64.b64encode(hashlib.sha256(files['js'].encode()).digest()).decode()
+    here = Path(hierproto.__file__).parent/'page'
+    page,style,script = ((here/f'page.{o}').read_text(encoding='utf-8') for o in ('html','css','js'))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = json.dumps(data).replace('<', '\\u003c')
-    return plain(Template(files['html']).substitute(parts, data=data, digest=digest, style=files['css'], script=files['js']))
+    return plain(Template(page).substitute(parts, data=data, digest=digest, style=style, script=script))
 
 def _safe(name): return plain(name if len(name)<=80 else f'{name[:50]}…{name[-29:]}')
 def _number(o): return '–' if o!=o else f'{o:.2f}'
@@ -260,6 +267,7 @@ def _data_uri(save, kind='png', **kwargs):
     save(f, format=kind, **kwargs)
     return f'data:image/{kind};base64,'+base64.b64encode(f.getvalue()).decode()
 
+# %% ../nbs/45_audit.ipynb #bbeecce5
 def _thumbs(files, side=96):
     "Names and small pictures of those of `files` that can be read"
     for f in files:
@@ -275,6 +283,7 @@ def _parts_at(h, a, b):
     for l,x,y in _levels(h, a, b): level[x!=y] = l
     return level.tolist()
 
+# %% ../nbs/45_audit.ipynb #78d53ccc
 def _matrix(p, most=20000, pictures=40):
     "Names, cells (row, column, times, cost, level), costly mistakes and their pictures, for the script"
     h,K,(i,j,n,cost) = p.h,len(p.h),(o[:most] for o in p.confusions())
@@ -296,6 +305,7 @@ def _curve(p, most=2*10**7):
     t = trade_off(p.probs[::step], p.targets[::step], p.h, np.linspace(0, 1, 21), probs=True)
     return t[['threshold','accuracy','classes','cost']].round(4).values.tolist()
 
+# %% ../nbs/45_audit.ipynb #298c1aec
 def _tree(p):
     "Name, mistakes, samples and children of the root, and of each child in the same way"
     counts = torch.stack([torch.bincount(o, minlength=len(p.h)) for o in (p.targets[p.wrong], p.targets)])
@@ -313,6 +323,7 @@ def _gain(p, t):
             f'from {t.AHC.iloc[0]:.3f} to {t.AHC.iloc[1]:.3f}. This relies on the probabilities, whose calibration '
             f'error is {ece:.1f} points.')
 
+# %% ../nbs/45_audit.ipynb #ee31ab92
 def _fit_data(fit):
     import matplotlib.pyplot as plt
     fig = _plot_fit(fit).figure
@@ -345,6 +356,7 @@ def html_report(
 # %% ../nbs/45_audit.ipynb #66c8c135
 def _cell(s): return f"'{s}" if isinstance(s, str) and re.match('[=@]|[+-](?![0-9.])', s) else s
 
+# %% ../nbs/45_audit.ipynb #869ccae9
 def write_text(
     f, # a file
     text # its new content: a text, a DataFrame, or an iterator of lines or of rows of cells; no cell becomes a formula

@@ -49,6 +49,7 @@ def _parser(target, prog):
 # %% ../nbs/42_cli.ipynb #2af30b25
 def _dashes(arg): return re.sub('^--[^=]+', lambda o: '--'+o[0][2:].replace('-', '_'), arg)
 
+# %% ../nbs/42_cli.ipynb #0b325d36
 def parse_command(
     name,     # in `COMMANDS`
     argv=None # arguments; those of the process by default
@@ -80,6 +81,7 @@ def _load(target):
         warnings.simplefilter('ignore')
         return getattr(import_module(module), name)
 
+# %% ../nbs/42_cli.ipynb #b13c7d13
 def run_command(
     name,     # in `COMMANDS`
     argv=None # arguments; those of the process by default

@@ -46,6 +46,7 @@ def _batches(p, given, bs):
             yield now[0],list(now[1])
             now = after
 
+# %% ../nbs/48_predict.ipynb #660d5fba
 def _answered(p, given, rule, bs, bad):
     "Yields files and targets, probabilities and answers of the pictures `given`, by batch; errors go to the list `bad`"
     for part,pictures in _batches(p, given, bs):
@@ -62,6 +63,7 @@ def _answer_names(h):
 
 def _probs(scores): return scores.double().softmax(1).round(decimals=6).tolist()
 
+# %% ../nbs/48_predict.ipynb #78b631e7
 def _csv_rows(p, batches, targets):
     "Yields the rows of a table, the header first"
     names = _answer_names(p.h)
@@ -69,6 +71,7 @@ def _csv_rows(p, batches, targets):
     for part,scores,answers in batches:
         for (f,t),a,q in zip(part, answers.tolist(), _probs(scores)): yield [str(f), *[t or '']*targets, names[a], *q]
 
+# %% ../nbs/48_predict.ipynb #5d14ec23
 def _records(p, batches):
     "Yields a dict per picture: file, target, prediction, path and probabilities"
     names = _answer_names(p.h)
@@ -110,6 +113,7 @@ def predict(
         for r in _records(p, batches): print(plain(_line(r, top)))
     if bad: sys.exit(_complain(bad, len(given)))
 
+# %% ../nbs/48_predict.ipynb #429e89b7
 def _complain(bad, n):
     last = f"{len(bad)} of {n:,} picture{'s'*(n>1)} could not be read"
     print(plain('\n'.join([*bad[:20], last])), file=sys.stderr)

@@ -36,6 +36,7 @@ def _parse(text):
     torn = {i+2: o for i,(o,ok) in enumerate(zip(lines, good)) if o and not ok}
     return header,[o for o,ok in zip(lines, good) if ok],torn
 
+# %% ../nbs/40_rows.ipynb #decc80e0
 def _id(line): return line.split(',', 1)[0]
 def _read(path): return _parse(Path(path).read_bytes() if Path(path).exists() else b'')
 

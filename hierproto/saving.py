@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin
 import hierproto, numpy as np, torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import nn
@@ -51,6 +51,7 @@ def _listed(**groups):
 
 def _class_paths(h): return ['/'.join(o) for o in h.nodes[:len(h)]] if isinstance(h, Hierarchy) else h.leaves
 
+# %% ../nbs/44_saving.ipynb #d2b0afe8
 def _difference(old, h):
     "What changed from `old`, a dict of class names to paths, to the hierarchy `h`"
     new = dict(zip(h.leaves, _class_paths(h)))
@@ -107,6 +108,7 @@ def _embedder_settings(emb, n_in):
 # %% ../nbs/44_saving.ipynb #803e37e3
 _known = ToTensor,IntToFloatTensor,Normalize,Resize,AffineCoordTfm
 
+# %% ../nbs/44_saving.ipynb #8fb1e5e6
 def _image_settings(dls):
     "Channels, size, resizing and normalisation of the pictures of `dls`; None for other data"
     x = dls.valid.one_batch()[0]
@@ -119,7 +121,8 @@ def _image_settings(dls):
     mean,std = (o.flatten().expand(x.shape[1]).tolist() for o in stats)
     res = dict(channels=x.shape[1], size=list(x.shape[-2:]), mean=mean, std=std)
     if resize is None: return res
-    return dict(res, resize=resize.method, pad=resize.pad_mode, interpolation=Image.Resampling(resize.mode).name.lower())
+    how = Image.Resampling(resize.mode).name.lower()
+    return dict(res, resize=resize.method, pad=resize.pad_mode, interpolation=how)
 
 # %% ../nbs/44_saving.ipynb #35338a66
 _formats = 'JPEG PNG BMP GIF TIFF WEBP PPM'.split()
@@ -138,13 +141,14 @@ def read_picture(
     channels=3 # 1 or 3; None keeps the mode of the file
 ):
     "The picture `o` with `channels` channels, as a PIL image"
-    what = o if isinstance(o, (str,Path)) else type(o).__name__
+    what = f'{o}: ' if isinstance(o, (str,Path)) else ''
     try:
         img = _open(o)
         if img.mode[0] in 'IF': raise PictureError(f'more than 8 bits per channel (mode {img.mode}): save it with 8')
         return img.convert({1: 'L', 3: 'RGB'}.get(channels, img.mode))
-    except PictureError as e: raise PictureError(f'{what}: {e}') from None
-    except Exception as e: raise PictureError(f'{what}: not a picture that can be read ({e})') from None
+    except PictureError as e: raise PictureError(f'{what}{e}') from None
+    except UnidentifiedImageError: raise PictureError(f'{what}not a picture of a known format') from None
+    except Exception as e: raise PictureError(f'{what}not a picture that can be read ({e})') from None
 
 # %% ../nbs/44_saving.ipynb #ea14b714
 def _pixels(o, channels, size, resize='squish', pad='reflection', interpolation='bilinear', **_):
@@ -187,6 +191,7 @@ def pixels(self:Predictor,
     if im is None: raise ModelError('this model was not trained on pictures: pass a float tensor')
     return _pixels(image, **im).permute(2,0,1)
 
+# %% ../nbs/44_saving.ipynb #3dadb61d
 @patch
 def batch(self:Predictor,
     images # pictures, see `read_picture`, or a tensor (N, C, H, W) of bytes or of numbers between 0 and 1
@@ -242,9 +247,13 @@ def paths(self:Predictor,
     probs = scores.softmax(1)
     if not probs.isfinite().all(): raise ModelError('no probabilities for this picture: its scores are not finite')
     answers = (rule if callable(rule) else self.rule(rule, threshold))(scores)
-    if isinstance(self.h, Hierarchy): return class_path(probs, self.h, lambda _: answers, probs=True)
-    return [ClassPath([(self.h.leaves[k], p[k].item())]) for p,k in zip(probs, answers.tolist())]
+    if not isinstance(self.h, Hierarchy):
+        return [ClassPath([(self.h.leaves[k], p[k].item())]) for p,k in zip(probs, answers.tolist())]
+    at,P = {n: i for i,n in enumerate(self.h.nodes)},subtree_probs(probs, self.h, probs=True).tolist()
+    nodes = [self.h.nodes[k] for k in answers.tolist()]
+    return [ClassPath([(n[d], q[at[n[:d+1]]]) for d in range(len(n))]) for n,q in zip(nodes, P)]
 
+# %% ../nbs/44_saving.ipynb #6cb6fd24
 @patch
 def predict(self:Predictor, images, rule=None, threshold=None):
     "The `paths` of `images`, which are pictures or a batch"
@@ -257,6 +266,7 @@ def _hierarchy_of(learn, h):
     if h is None: raise HierarchyError('the learner has no hierarchy: pass `h`')
     return h if isinstance(h, (Hierarchy,CostMatrix)) else CostMatrix(h, learn.dls.vocab, warn=False)
 
+# %% ../nbs/44_saving.ipynb #50a63a70
 def _find_arch(learn, arch):
     "The name of the body of `learn`, None if it has none"
     arch = ifnone(ifnone(arch, getattr(learn, 'arch', None)), getattr(learn.model[0], 'arch', None))
@@ -288,6 +298,7 @@ def from_learner(cls:Predictor,
         vocab=h.leaves, paths=_class_paths(h), fingerprint=h.fingerprint, images=im,
         versions=dict(hierproto=hierproto.__version__, torch=torch.__version__)))
 
+# %% ../nbs/44_saving.ipynb #b80eb0b4
 def _predictor(o, *args):
     "The `Predictor` of a Learner, of the folder of a saved model, or itself"
     if isinstance(o, (str,Path)): return load_classifier(o)
@@ -304,6 +315,7 @@ def _fits(v, t):
     if kind is float: return type(v) in (int,float) and abs(v)<=1e6
     return isinstance(v, kind) if not issubclass(kind, _Typed) else v is not None and bool(kind(**v))
 
+# %% ../nbs/44_saving.ipynb #873adad6
 class _Typed:
     "A dataclass that checks the types of its fields"
     def __post_init__(self):
@@ -339,6 +351,7 @@ class _Embedder(_Typed):
     m:int|None=None
     nf:int|None=None
 
+# %% ../nbs/44_saving.ipynb #73ce0ae3
 @dataclass
 class _Head(_Typed):
     "Type and sizes of a head"
@@ -350,7 +363,7 @@ class _Head(_Typed):
     learn:bool|None=None
     bias:bool|None=None
 
-# %% ../nbs/44_saving.ipynb #73ce0ae3
+# %% ../nbs/44_saving.ipynb #ac9800f0
 @dataclass
 class _Settings(_Typed):
     "The contents of settings.json"
@@ -371,6 +384,7 @@ class _Settings(_Typed):
         self.need(re.fullmatch(r'(timm/)?[\w.]+', self.arch or 'x'), f'arch must be a name, got {self.arch!r}')
         self.need(_fits([*self.arch_args.values()], list[int|list[int]]), 'arch_args must be sizes')
 
+# %% ../nbs/44_saving.ipynb #aa22857a
 def _check_settings(s, where):
     "The settings `s` with defaults, or a `ModelError`"
     try: return asdict(_Settings(**s))
@@ -406,6 +420,7 @@ def _header(f):
     except Exception as e: # `SafetensorError` is not a `ValueError`
         raise ModelError(f'{f}: the weights are truncated or damaged ({e}): copy the file again') from None
 
+# %% ../nbs/44_saving.ipynb #382657aa
 def _compare(want, have, where):
     "Raise a `ModelError` unless the header `have` has the tensors `want`"
     fits = lambda k: list(want[k].shape)==list(have[k][0]) and want[k].is_floating_point()==('F' in have[k][1])
@@ -424,6 +439,7 @@ def _make_body(s, body=None):
     if body is None: body = make_body(s['arch'], e['n_in'], **{'m': e.get('nf') or s['head']['m'], **s['arch_args']})
     return embedder(body, **{k: v for k,v in e.items() if v is not None})
 
+# %% ../nbs/44_saving.ipynb #4a69fdd1
 def _make_model(s, h, body, have, where):
     "The model with settings `s`, without weights, if the header `have` fits it"
     head,total = dict(s['head']),sum(np.prod(o, dtype=float) for o,_ in have.values())
@@ -522,6 +538,7 @@ def _metadata(p, rule, threshold):
     lists = {k: json.dumps(o, ensure_ascii=False) for k,o in lists.items()}
     return dict(lists, hierarchy=h.to_json(), fingerprint=h.fingerprint, rule=rule, threshold=str(threshold))
 
+# %% ../nbs/44_saving.ipynb #d828c57d
 def _onnx_check(f, graph, x, eps=1e-4):
     "Raise a `ModelError` if the file `f`, run by onnxruntime on the pictures `x`, differs from `graph`"
     import onnxruntime

@@ -26,14 +26,14 @@ def test_imports_from_another_folder(tmp_path):
     out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
     assert out.stdout.strip() == '1010', out.stderr
 
-def test_wheel_holds_the_trees(tmp_path):
+def test_wheel_holds_trees_and_page(tmp_path):
     cmd = [sys.executable, '-m', 'pip', 'wheel', '-v', '--no-deps', '--no-build-isolation', '-w', tmp_path, root]
     done = subprocess.run(cmd, capture_output=True, text=True)
     if done.returncode and 'setuptools' in done.stderr: pytest.skip('setuptools and wheel are not installed')
     assert not done.returncode, done.stderr
     with zipfile.ZipFile(next(tmp_path.glob('*.whl'))) as z: names = z.namelist()
     assert 'is absent from the `packages`' not in done.stdout + done.stderr
-    assert {f'hierproto/trees/{f.name}' for f in (root/'hierproto'/'trees').iterdir()} <= set(names)
+    assert {f'hierproto/{o}/{f.name}' for o in ('trees', 'page') for f in (root/'hierproto'/o).iterdir()} <= set(names)
 
 SCRIPTS = dict(o.split('=') for o in cfg['console_scripts'].split())
 
