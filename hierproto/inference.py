@@ -151,7 +151,7 @@ def predict_path(
     h = align_costs(as_tree(h or own, 'predict_path'), learn.dls)
     if isinstance(own, Hierarchy) and (sorted(own.leaves) != sorted(h.leaves) or own.align(h.leaves) != h):
         warnings.warn(f'this tree ({h.fingerprint}) is not the one the Learner was trained with ({own.fingerprint})')
-    items = item.to_frame().T if hasattr(item, 'to_frame') else [item] # a row of a table, as in fastai
+    items = item.to_frame().T.infer_objects() if hasattr(item, 'to_frame') else [item] # a row of a table, as in fastai
     with learn.no_bar(): scores = learn.get_preds(dl=learn.dls.test_dl(items, num_workers=0), act=noop)[0]
     return class_path(scores[0], h, rule)
 
