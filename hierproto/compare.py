@@ -104,7 +104,7 @@ class _HeadLearner(Learner):
 class _NoValidation(Callback):
     def before_validate(self): raise CancelValidException()
 
-# %% ../nbs/47_compare.ipynb #6c442592
+# %% ../nbs/47_compare.ipynb #9e3ea099
 def _train(train, valid, vocab, h, method, setup, seed=0, lr=3e-3, **params):
     "A `Learner` of `method`, trained on the features and labels `train`"
     set_seed(seed)
@@ -150,7 +150,7 @@ def _parts(pool, setup, seed):
     take = lambda i: (pool.x[i], pool.y[i])
     both,i = (torch.arange(len(pool.y)),None) if pool.test else _split(pool.y, setup.test, seed)
     a,b = _split(pool.y[both], setup.valid, seed)
-    return take(both[a]), take(both[b]), pool.test or take(i), take(both)
+    return take(both[a]), take(both[b]), pool.test or take(i), (pool.x,pool.y) if pool.test else take(both)
 
 def _choose(train, valid, vocab, h, method, setup, seed):
     "The settings of `_trials` with the lowest average cost on `valid`"
@@ -159,7 +159,7 @@ def _choose(train, valid, vocab, h, method, setup, seed):
         return _measure(_scores(learn, valid[0]), valid[1], learn.hierarchy)['ahc']
     return min(_trials(method), key=cost)
 
-# %% ../nbs/47_compare.ipynb #5a8f6b3f
+# %% ../nbs/47_compare.ipynb #62931594
 def _run(pool, h, method, seed, setup, rules=('argmax','crm'), settings=None):
     "Rows of one method and seed, one per decision rule; `settings` replace the choice among trials"
     start = time.time()
@@ -355,7 +355,7 @@ def winner(self:Comparison):
     "Method and rule that the advice recommends"
     return first(self.better().index) or self.base
 
-# %% ../nbs/47_compare.ipynb #39cbbb3f
+# %% ../nbs/47_compare.ipynb #d4409717
 @patch
 def advice(self:Comparison):
     "Which method to use, as a sentence"
@@ -376,22 +376,23 @@ def pareto(self:Comparison):
     beaten = [((at<=o).all(1) & (at<o).any(1)).any() for o in at]
     return t[~np.array(beaten)]
 
-# %% ../nbs/47_compare.ipynb #50f2f30c
+# %% ../nbs/47_compare.ipynb #39f78e48
 def _write_names(ax, names):
-    "Write each of `names`, `(text, (x, y), colour)`, next to its point unless it would cover another"
+    "Write each of `names`, `(text, (x, y), colour)`, next to its point unless it would cover a name or a point"
+    from matplotlib.transforms import Bbox
     ax.figure.canvas.draw()
-    taken = []
+    taken = [Bbox.from_bounds(x-3, y-3, 6, 6) for x,y in ax.transData.transform([at for _,at,_ in names])]
     for text,at,color in names:
         for side,dx,dy in (('left',4,3), ('right',-4,3), ('left',4,-8), ('right',-4,-8)):
-            style = dict(ha=side, fontsize=8, color=color)
-            o = ax.annotate(text, at, (dx,dy), textcoords='offset points', **style)
+            style = dict(textcoords='offset points', ha=side, fontsize=8, color=color, in_layout=False)
+            o = ax.annotate(text, at, (dx,dy), **style)
             box = o.get_window_extent()
-            if not any(box.overlaps(b) for b in taken): break
+            if ax.bbox.x0<box.x0 and box.x1<ax.bbox.x1 and not any(box.overlaps(b) for b in taken): break
             o.remove()
         else: continue
         taken.append(box)
 
-# %% ../nbs/47_compare.ipynb #39f78e48
+# %% ../nbs/47_compare.ipynb #ae6df1cf
 @patch
 def plot(self:Comparison,
     ax=None # matplotlib axes
@@ -402,7 +403,8 @@ def plot(self:Comparison,
     matters = {self.base, *front}
     for rule,marker in dict(argmax='o', crm='^').items():
         at = t[t.index.get_level_values('rule')==rule]
-        ax.scatter(at['ER %'], at['AHC'], c=['C3' if o in front else '.6' for o in at.index], marker=marker, label=rule)
+        ax.scatter(at['ER %'], at['AHC'], c=['C3' if o in front else '.6' for o in at.index], marker=marker)
+        ax.scatter([], [], c='.3', marker=marker, label=rule)
     names = [(o[0], tuple(t.loc[o, ['ER %','AHC']]), 'k' if o in matters else '.4') for o in t.index]
     _write_names(ax, sorted(names, key=lambda o: o[2], reverse=True)) # what matters first
     ax.set(xlabel='error rate, %', ylabel='average cost', title='Lower left is better')
@@ -439,7 +441,7 @@ def whole_network(self:_HeadLearner,
     learn.rule,learn.arch,learn.model[0].arch = self.rule,whole[0].arch,whole[0].arch
     return learn
 
-# %% ../nbs/47_compare.ipynb #4feb64b4
+# %% ../nbs/47_compare.ipynb #9d28df11
 @patch
 def fine_tune(self:_HeadLearner,
     dls, # `DataLoaders` of pictures with the classes of the features
@@ -463,13 +465,14 @@ def intervals(self:Comparison):
 
 # %% ../nbs/47_compare.ipynb #ba134f4f
 _CSS = '''body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}
-h1,h2{line-height:1.2}h2{margin-top:2.5rem}.wide{overflow-x:auto}svg{max-width:100%;height:auto}.note{color:#555}
+h1,h2{line-height:1.2}h2{margin-top:2.5rem}.wide{overflow-x:auto}.note{color:#555}
+svg{min-width:36rem;max-width:100%;height:auto}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
 td,th{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
 td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}
 .advice{font-size:1.2rem;border-left:4px solid #c33;padding-left:1rem}'''
 
-# %% ../nbs/47_compare.ipynb #401e8f03
+# %% ../nbs/47_compare.ipynb #eabcf943
 def _svg(ax):
     import matplotlib.pyplot as plt
     buf = io.StringIO()
@@ -500,7 +503,8 @@ def save_page(self:Comparison,
     "Write advice, picture and tables as one HTML file"
     from matplotlib import rc_context
     with rc_context({'svg.fonttype':'none', 'text.parse_math':False}): picture = _svg(self.plot())
-    parts = [f'<p class="advice">{html.escape(self.advice())}</p>', picture, '<h2>Means</h2>', _html(self.table(), 3),
+    parts = [f'<p class="advice">{html.escape(self.advice())}</p><div class="wide">{picture}</div>',
+             '<h2>Means</h2>', _html(self.table(), 3),
              f'<h2>Change against {_name(*self.base)}, in percent</h2>', _html(self.intervals()),
              '<h2>Accuracy per level of the tree, in percent</h2>', _html(self.levels(), 1),
              f'<p class="note">{html.escape(self._facts())}</p>']
