@@ -225,7 +225,7 @@ def _run_all(pool, tasks, jobs):
     "Yields the rows of each of `tasks`, arguments of `_run` after the pool, in their order"
     if jobs==1 or len(tasks)<2: yield from (_run(pool, *o) for o in tasks)
     else:
-        with tempfile.TemporaryDirectory() as d:
+        with tempfile.TemporaryDirectory() as d, modified_env(PYTHONWARNINGS='ignore::FutureWarning'):
             torch.save(vars(pool), f'{d}/pool.pt')
             run = Parallel(n_jobs=jobs, return_as='generator')
             yield from run(delayed(_task)(f'{d}/pool.pt', *o) for o in tasks)

@@ -155,7 +155,7 @@ def _folder_splits(path, valid_pct, seed, h=None):
     vocab = sorted({*t.label})
     y = tensor(t.label.map(vocab.index).tolist())
     if t.split.isna().all(): t['split'] = np.where(hold_back(t.label, valid_pct, seed), 'valid', 'train')
-    masks = {s: (t.split==s).to_numpy() for s in ('train','valid','test') if s in {*t.split}}
+    masks = {s: np.array(t.split==s) for s in ('train','valid','test') if s in {*t.split}}
     return {s:_files(Path(path).expanduser(), [*t.file[m]], y[m]) for s,m in masks.items()},vocab
 
 # %% ../nbs/43_features.ipynb #ddec7f12
