@@ -370,7 +370,7 @@ def write_text(
         table = csv.writer(o, lineterminator='\n')
         for part in [text] if isinstance(text, str) else text:
             if isinstance(part, str): o.write(part)
-            else: table.writerow([_cell(c) for c in part])
+            else: table.writerow([_cell(c) if isinstance(c, str) else c for c in part])
         o.detach()
     write_whole(f, write)
 
