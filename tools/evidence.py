@@ -3,7 +3,7 @@ import argparse, itertools, json, pandas as pd, torch, torch.nn.functional as F
 from pathlib import Path
 from functools import partial
 from hierproto.recipes import resolve
-from hierproto.experiments import keep_memory, run_sweep
+from hierproto.experiments import prepare, run_sweep
 from hierproto.hierarchy import Hierarchy
 from hierproto.runs import _features, run_data, run_learner
 
@@ -73,7 +73,7 @@ def main():
     p.add_argument('stages', nargs='*', default=['study','table','sizes','ablations'], help='study, table, seeds, sizes, ablations, trees')
     p.add_argument('--out', default='results')
     a = p.parse_args()
-    keep_memory()
+    prepare()
     go = partial(run_sweep, out=a.out, say=partial(print, flush=True))
     for s in a.stages:
         if s=='study': go([r for *_,r in trials()]); continue
