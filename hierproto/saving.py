@@ -34,6 +34,8 @@ from .baselines.yolo import *
 from .baselines.hyperspherical import *
 from .baselines.deep_ncm import *
 from .baselines.frame import *
+from .baselines.hie import *
+from .baselines.hier_cos import *
 from .body import *
 
 # %% ../nbs/44_saving.ipynb #b8c3b7a1
@@ -69,7 +71,10 @@ _heads = dict(PrototypeHead=_proto_head,
     LinearHead=lambda h, m, bias, **_: LinearHead(m, len(h), bias),
     NCMHead=lambda h, m, distance, **_: NCMHead(m, len(h), _distances[distance]),
     YOLOHead=lambda h, m, **_: YOLOHead(m, h),
-    FrameHead=lambda h, m, **_: FrameHead(m, h, init=torch.zeros(len(h), m)))
+    FrameHead=lambda h, m, **_: FrameHead(m, h, init=torch.zeros(len(h), m)),
+    HAFrameHead=lambda h, m, **_: HAFrameHead(m, h),
+    HiEHead=lambda h, m, **_: HiEHead(m, h),
+    HierCOSHead=lambda h, m, **_: HierCOSHead(m, h))
 
 # %% ../nbs/44_saving.ipynb #54fdbd69
 def _head_settings(head):
