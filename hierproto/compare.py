@@ -253,7 +253,6 @@ def _fill(path, pool, h, runs, todo, setup, rules, tune, jobs, name):
             yield
 
 # %% ../nbs/47_compare.ipynb #5f57bfc4
-@delegates(_Setup)
 def compare(
     data, # a `Pool`, or `DataLoaders` of features
     h, # a `Hierarchy` or costs; aligned by name to the classes
@@ -265,7 +264,7 @@ def compare(
     jobs=1, # processes
     name='data', # of the data, for the rows
     progress=True, # show a progress bar?
-    **kwargs
+    **kwargs # of all trainings: `m`, `epochs`, `bs`, `hidden`, `test` and `valid`
 ):
     "Train all `methods` with all `seeds` and return a `Comparison`"
     pool,setup = data if isinstance(data, Pool) else Pool.from_dls(data),_Setup(**kwargs)

@@ -29,6 +29,7 @@ from .readers import read_hierarchy
 from .distortion import *
 from .prototypes import *
 from .inference import *
+from .inference import subtree_probs
 from .subtree import SubtreeSum
 from .baselines.yolo import *
 from .baselines.hyperspherical import *
