@@ -29,7 +29,10 @@ MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_dist
 
 def _costs_name(hierarchy): return {v: k for k,v in _COSTS.items()}[hierarchy]
 
-def model_title(method, hierarchy):
+def model_title(
+    method, # name in `METHODS`
+    hierarchy # name of its tree
+):
     "Name of a model in tables and figures"
     name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
     return name if method in ('cross_entropy','learnt') else f'{name} ({_costs_name(hierarchy)})'

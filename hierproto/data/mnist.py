@@ -46,7 +46,7 @@ def mnist(
     bs=256, # batch size
     protocol='as_written', # augmentation: name in `PROTOCOLS`, or None
     hierarchy='mnist_visual', # 'mnist_visual' or 'digits_chain'
-    normalize=True, # normalise by `MNIST_STATS`, as the authors do?
+    normalize=True, # normalise by the mean and deviation of MNIST, as the authors do?
     source=None, # folder of the unpacked data set; downloaded by fastai by default
     **kwargs # for `tensor_dls`: `device`, `val_bs`, `path`
 ):
