@@ -200,22 +200,29 @@ def _collate(items):
     ok = [o is not None for o in items]
     return (torch.stack([o for o in items if o is not None]) if any(ok) else None),tensor(ok)
 
+def _views(x, flip=False, crops=False):
+    "The pictures `x`, with `crops` their four corners at full size, and with `flip` the mirror images of all"
+    size = x.shape[-1]
+    corners = TF.five_crop(x, round(.8*size))[:4] if crops else []
+    res = [x, *(TF.resize(o, [size, size]) for o in corners)]
+    return res + [o.flip(-1) for o in res]*flip
+
 @torch.inference_mode()
-def _forward(body, x, prep, flip, device):
+def _forward(body, x, prep, views, device):
     "Features (B, views, F) of byte pictures `x`, half precision"
     x = x.to(device).to(memory_format=torch.channels_last).float().div_(255)
     mean,std = (torch.tensor(prep[k], device=device)[:,None,None] for k in ('mean','std'))
     x = (x-mean)/std
-    return torch.stack([body(o) for o in ([x, x.flip(-1)] if flip else [x])], 1).half().cpu()
+    return torch.stack([body(o) for o in _views(x, **views)], 1).half().cpu()
 
 # %% ../nbs/43_features.ipynb #388524ea
 _STEP = 2048 # pictures per chunk
 
-def _save_chunk(file, body, pictures, flip, num_workers, device, tick):
+def _save_chunk(file, body, pictures, views, num_workers, device, tick):
     "Write the features of `pictures` to `file`, complete or not at all; `tick` counts them"
     xs,oks = [],[]
     for x,ok in torch.utils.data.DataLoader(pictures, 64, num_workers=num_workers, collate_fn=_collate):
-        if x is not None: xs.append(_forward(body, x, pictures.prep, flip, device))
+        if x is not None: xs.append(_forward(body, x, pictures.prep, views, device))
         oks.append(ok)
         tick(len(ok))
     data = save(dict(x=torch.cat(xs) if xs else torch.zeros(0), ok=torch.cat(oks)))
@@ -234,13 +241,15 @@ def _ticker(total, show):
     tick(0)
     return tick
 
-def _extract(body, splits, parts, prep, flip, progress, **kw):
+def _extract(body, splits, parts, prep, views, progress, **kw):
     "Write the features of `splits` as chunks into the folder `parts`; returns the chunks of each split"
     jobs = [(s, parts/f'{s}_{i:07d}.safetensors', range(i, min(i+_STEP, len(o))))
             for s,o in splits.items() for i in range(0, len(o), _STEP)]
     todo = [o for o in jobs if not o[1].exists()]
     tick = _ticker(sum(len(idx) for *_,idx in todo), progress)
-    for s,f,idx in todo: _save_chunk(f, body, _Pictures(splits[s], idx, prep), flip and s=='train', tick=tick, **kw)
+    for s,f,idx in todo:
+        own = views if s=='train' else {}
+        _save_chunk(f, body, _Pictures(splits[s], idx, prep), own, tick=tick, **kw)
     return {s:[f for t,f,_ in jobs if t==s] for s in splits}
 
 # %% ../nbs/43_features.ipynb #208e6a93
@@ -314,6 +323,7 @@ def features(
     weights=None, # file of weights instead
     size=None, # pixels of a side; those of the network by default
     flip=False, # also compute mirror images of the training set?
+    crops=False, # also compute the four corners of each picture of the training set?
     h=None, # `Hierarchy` whose classes are the folders of `source`; see `picture_table`
     valid_pct=.2, # share held out if `source` is a folder without train and valid
     seed=0, # of the held-out share
@@ -330,13 +340,15 @@ def features(
     splits,vocab = _splits(source, valid_pct, seed, h)
     digest = _sha(*body.state_dict().values())
     meta = dict(arch=body.arch, weights=digest, prep=prep, flip=flip, vocab=[*map(str, vocab)])
+    if crops: meta['crops'] = True
     meta['key'] = _sha(meta, *concat((s, o.y, o.names, o.stamp) for s,o in splits.items()))
     meta['made_by'] = dict(pretrained=pretrained, weights=str(weights) if isinstance(weights, (str,Path)) else None)
     file = Path(file) if file else cache_path('features', meta['key']).with_suffix('.safetensors')
     if _meta(file).get('key')!=meta['key']:
         parts = file.with_name(f"{file.name}.{meta['key']}.parts")
         kw = dict(device=device, num_workers=ifnone(num_workers, 0 if device.type=='cpu' else defaults.cpus))
-        _join(file, _extract(body.to(device), splits, parts, prep, flip, progress, **kw), splits, meta)
+        views = dict(flip=flip, crops=crops)
+        _join(file, _extract(body.to(device), splits, parts, prep, views, progress, **kw), splits, meta)
         shutil.rmtree(parts)
     return read_features(file, **kwargs)
 
