@@ -28,8 +28,10 @@ API = {
     'Build a tree': 'Hierarchy CostMatrix HierarchyError named_costs read_hierarchy as_costs',
     'Train': 'hier_learner proto_learner HierarchicalClassifier METHODS MetricGuide ProtoRates ScaleRecorder '
              'PrototypeHead LinearHead DataLoss embedder',
-    'Distances and distortion': 'pairwise distortion scale_free_distortion optimal_scale disto_loss rank_loss embed_metric',
-    'Measure': 'hier_metrics hier_report average_cost mistake_severity hier_dist_at_k level_accuracy HierInterpretation',
+    'Distances and distortion': 'pairwise distortion scale_free_distortion optimal_scale disto_loss rank_loss '
+                                'embed_metric',
+    'Measure': 'hier_metrics hier_report average_cost mistake_severity hier_dist_at_k level_accuracy '
+               'HierInterpretation',
     'Decide': 'argmax_rule crm CRM back_off expected_cost predict_path Decide',
     'Save and load': 'save_classifier load_classifier export_onnx',
     'Compare and audit': 'features compare audit'}

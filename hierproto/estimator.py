@@ -27,7 +27,8 @@ def _flat(names): return Hierarchy.from_paths([(o,) for o in names])
 def _from_rows(y):
     "Classes and tree of the rows of paths `y`; empty cells end a path"
     rows = [tuple(str(o) for o in r if o==o and o is not None and str(o)!='') for r in y]
-    if not all(rows): raise ValueError(f'row {[*map(bool, rows)].index(False)} of y has no class: give at least one name per row')
+    empty = [i for i,r in enumerate(rows) if not r]
+    if empty: raise ValueError(f'row {empty[0]} of y has no class: give at least one name per row')
     h = Hierarchy.from_paths(sorted({*rows}))
     return np.array([r[-1] for r in rows]),h
 
@@ -79,7 +80,8 @@ def _labels(self:HierarchicalClassifier, y, hierarchy):
     self.classes_,numbers = np.unique(y, return_inverse=True)
     if len(self.classes_)<2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
     names = [str(o) for o in self.classes_]
-    tree = _flat(names) if hierarchy is None else read_hierarchy(hierarchy) if isinstance(hierarchy, (str,Path)) else hierarchy
+    tree = _flat(names) if hierarchy is None else hierarchy
+    if isinstance(tree, (str,Path)): tree = read_hierarchy(tree)
     self.hierarchy_ = align_costs(tree, names, subset=True)
     return torch.as_tensor(numbers)
 

@@ -79,7 +79,8 @@ METHODS.update(
                      'HAFrame: Liang and Davis 2023'),
     hie = Method(_hie, r'$-\log p_y - \log q_{\text{parent of } y}$, $x_k = \log p_k + \log q_{\text{parent of } k}$',
                  'HiE: Jain et al. 2023', tree=True),
-    hier_cos = Method(_hier_cos, r'$\text{KL}(t_y, \text{softmax} \lvert z\rvert) + \alpha \sum_l \lVert e_l - c_l \rVert_1$, '
+    hier_cos = Method(_hier_cos, r'$\text{KL}(t_y, \text{softmax} \lvert z\rvert)$ '
+                      r'$+ \alpha \sum_l \lVert e_l - c_l \rVert_1$, '
                       r'$x_k = \lVert z_{\text{path of } k} \rVert$', 'Hier-COS: Sani and Anand 2025', tree=True),
     cross_entropy_crm = METHODS['cross_entropy'].but(rule=CRM, source='Karthik et al. 2021'))
 
