@@ -42,6 +42,7 @@ def with_vectors(
     if not torch.compiler.is_compiling(): scores.z = z
     return scores
 
+# %% ../../nbs/11_baselines.cross_entropy.ipynb #7c2d91aa
 class VectorLoss(ScoreLoss):
     "A `ScoreLoss` of the vectors behind the scores: `terms(z, targets)`"
     def forward(self, scores, targets):
