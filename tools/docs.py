@@ -115,8 +115,9 @@ def fold(cell, name):
     elif long_test: cell.source = f'#| code-fold: true\n#| code-summary: "Test"\n{cell.source}'
 
 def defined(nb):
-    "The names of functions and classes whose code the page of `nb` shows"
-    return {n for c in nb.cells if c.cell_type == 'code' for n in re.findall(r'^(?:def|class) (\w+)', c.source, re.M)}
+    "The names of functions that the page of `nb` shows, each alone in its cell, so that its heading comes right before it"
+    found = [re.findall(r'^(def|class) (\w+)', c.source, re.M) for c in nb.cells if c.cell_type == 'code']
+    return {o[0][1] for o in found if len(o) == 1 and o[0][0] == 'def'}
 
 def without_signature(md, shown):
     "The documentation of a name, without its signature if the code in `shown` has it"
