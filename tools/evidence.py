@@ -1,11 +1,11 @@
-"Run the experiments on frozen features of CIFAR-100, in stages; finished runs are kept, so stop and start at will"
+"Run the experiments with pretrained networks on CIFAR-100, in stages; finished runs are kept, so stop and start at will"
 import argparse, itertools, json, pandas as pd, torch, torch.nn.functional as F
 from pathlib import Path
 from functools import partial
-from hierproto.recipes import resolve
+from hierproto.recipes import GROUPS, resolve
 from hierproto.experiments import prepare, run_sweep
 from hierproto.hierarchy import Hierarchy
-from hierproto.runs import _features, run_data, run_learner
+from hierproto.runs import run_data, run_learner
 
 DECAYS = (.3, 1., 3.)
 # one further setting of each method, with two values: six trials for each
@@ -44,10 +44,27 @@ def ablations(best, seeds=range(5)):
     lines += [(m, gp) for m in ('gp_disto_fixed_scale','gp_disto_squared','gp_disto_huber')] + [('gp_disto', dict(gp, hidden=False))]
     return [r for m,o in lines for r in runs(m, o, seeds)]
 
+def hidden(best, seeds=range(5)): return [r for s in seeds for m in best for r in runs(m, best[m], [s], arch='hidden')]
+
+def finetune(best, fraction, seeds):
+    "The whole network; the settings of the methods are those chosen on frozen features, rate and decay those of the tier"
+    own = {m: {k: v for k,v in best[m].items() if k not in ('lr','wd')} for m in GROUPS['finetune']}
+    few = dict(bs=32) if fraction<1 else {} # more steps from few pictures
+    return [resolve('cifar100', m, 'finetune', seed=s, fraction=fraction, **few, **own[m]) for s in seeds for m in own]
+
+# the senses that the pictures show, where they are not the first
+SENSES = dict(aquarium_fish='goldfish.n.01', beaver='beaver.n.07', bowl='bowl.n.03', castle='castle.n.02', cloud='cloud.n.02', dolphin='dolphin.n.02',
+              flatfish='flatfish.n.02', forest='forest.n.02', girl='female_child.n.01', lamp='lamp.n.02', leopard='leopard.n.02', lobster='lobster.n.02',
+              maple_tree='maple.n.02', mushroom='mushroom.n.03', otter='otter.n.02', plate='plate.n.04', raccoon='raccoon.n.02', ray='ray.n.07',
+              seal='seal.n.09', shrew='shrew.n.02', skunk='skunk.n.04', sweet_pepper='sweet_pepper.n.02', table='table.n.02',
+              television='television_receiver.n.01', tiger='tiger.n.02', trout='trout.n.02', turtle='turtle.n.02', whale='whale.n.02')
+
 def make_trees(out):
-    "Trees that nobody has to know: clustered from class means of features, and from mistakes on the held-out tenth; and a flat one"
+    "Trees that nobody has to know: WordNet's, clustered from class means of features, and from mistakes on the held-out tenth; and a flat one"
     h,folder = Hierarchy.named('cifar100'),Path(out)/'trees'
-    (x,y),_,vocab,_ = _features('cifar100', 'tf_efficientnet_lite0', 128)
+    dls,_ = run_data(resolve('cifar100', 'cross_entropy', 'features'))
+    x,y,vocab = dls.train_ds.x,dls.train_ds.y,list(dls.vocab)
+    Hierarchy.from_wordnet(vocab, senses=SENSES, name='wordnet').to_csv(folder/'cifar100_wordnet.csv')
     means = torch.stack([x[y==k,0].float().mean(0) for k in range(len(vocab))])
     r = resolve('cifar100', 'cross_entropy', 'features_study', **chosen(out)['cross_entropy'])
     dls,_ = run_data(r)
@@ -61,24 +78,25 @@ def make_trees(out):
         Hierarchy.from_vectors(v, vocab, widths=widths, method='ward', metric=metric, name=name).to_csv(folder/f'cifar100_{name}.csv')
     Hierarchy.from_paths([(o,) for o in vocab], name='flat').to_csv(folder/'cifar100_flat.csv')
 
-TREES = 'shuffled','random','flat','clustered','confusions'
+TREES = 'shuffled','random','flat','wordnet','clustered','confusions'
 
 def trees(out, best, seeds=range(5)):
     if not (Path(out)/'trees'/'cifar100_confusions.csv').exists(): make_trees(out)
     return [r for m in ('gp_disto','soft_labels') for o in TREES
             for r in runs(m, best[m], seeds, hierarchy=f'{out}/trees/cifar100_{o}.csv')]
 
+STAGES = dict(table=lambda out, best: table(best, range(5)), seeds=lambda out, best: table(best, range(10)), sizes=lambda out, best: sizes(best),
+              ablations=lambda out, best: ablations(best), trees=trees, hidden=lambda out, best: hidden(best),
+              finetune_tenth=lambda out, best: finetune(best, .1, range(5)), finetune=lambda out, best: finetune(best, 1., range(3)))
+
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('stages', nargs='*', default=['study','table','sizes','ablations'], help='study, table, seeds, sizes, ablations, trees')
+    p.add_argument('stages', nargs='+', help=f"any of study, {', '.join(STAGES)}; study comes first, the others need what it chose")
     p.add_argument('--out', default='results')
     a = p.parse_args()
     prepare()
-    go = partial(run_sweep, out=a.out, say=partial(print, flush=True))
     for s in a.stages:
-        if s=='study': go([r for *_,r in trials()]); continue
-        best = chosen(a.out)
-        go(dict(table=lambda: table(best, range(5)), seeds=lambda: table(best, range(10)), sizes=lambda: sizes(best),
-                ablations=lambda: ablations(best), trees=lambda: trees(a.out, best))[s]())
+        rs = [r for *_,r in trials()] if s=='study' else STAGES[s](a.out, chosen(a.out))
+        run_sweep(rs, out=a.out, say=partial(print, flush=True), preds=s.startswith('finetune'))
 
 if __name__=='__main__': main()

@@ -23,8 +23,10 @@ def digits():
 
 def pictures():
     "Frozen features of a tenth of CIFAR-100"
-    from hierproto.runs import _features
-    (x,y),_,vocab,_ = _features('cifar100', 'tf_efficientnet_lite0', 128)
+    from hierproto.recipes import resolve
+    from hierproto.runs import run_data
+    dls,_ = run_data(resolve('cifar100', 'cross_entropy', 'features'))
+    x,y,vocab = dls.train_ds.x,dls.train_ds.y,list(dls.vocab)
     i = take_fraction(y, .1)
     return x[i,0].float().numpy(), np.array(vocab)[y[i]], Hierarchy.named('cifar100').align(vocab)
 

@@ -145,6 +145,7 @@ def write_whole(
         os.replace(part, path)
     finally: part.unlink(missing_ok=True)
 
+# %% ../../nbs/20_data.core.ipynb #b1f3d0c2
 def cached(
     path, # file of the value
     f # computes it, a function without arguments
