@@ -90,7 +90,8 @@ _swift = dict(arch='swift_resnet', epochs=12, schedule='cosine')
 _adam = dict(opt='adamw', betas=(.9,.99), wd=1., schedule='one_cycle', report='last', lam=1., proto_lr=10.,
              proto_wd=0., crm=True)
 _frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128, lr=3e-3, epochs=12, bs=512, runs=10)
-_tuned = dict(_adam | dict(wd=.1), arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3)
+_tuned = dict(_adam | dict(wd=.1), arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3,
+              n_valid=1000)
 _held_out = dict(holdout=.1, runs=1)
 TIERS = dict(
     paper={},
@@ -159,6 +160,7 @@ class _Settings:
     holdout:float = _in(ge=0, lt=1) # part of the training set that replaces the test set
     n_train:int = _in(ge=1)
     n_test:int = _in(ge=1)
+    n_valid:int = _in(ge=1) # size of the sample of the test set that is measured after each epoch
     num_workers:int = _in(ge=0)
     same_steps:bool = None # with a fraction of the data, as many steps as with all of it
     fp16:bool = None # mixed precision

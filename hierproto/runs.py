@@ -110,6 +110,9 @@ def run_data(
     n = len(dls.train_ds)
     if r.get('same_steps'): _use(dls.train, torch.arange(round(n/r['fraction']))%n)
     for dl in dls.loaders[1:]: _sample(dl, r.get('n_test', len(dl.dataset)))
+    if 'n_valid' in r:
+        dls.loaders.insert(1, dls.valid.new())
+        _sample(dls.valid, r['n_valid'])
     return dls,h
 
 # %% ../nbs/51_runs.ipynb #fca8f7a6
