@@ -46,11 +46,20 @@ def ablations(best, seeds=range(5)):
 
 def hidden(best, seeds=range(5)): return [r for s in seeds for m in best for r in runs(m, best[m], [s], arch='hidden')]
 
-def finetune(best, fraction, seeds):
-    "The whole network; the settings of the methods are those chosen on frozen features, rate and decay those of the tier"
+RATES = (3e-4, 1e-3, 3e-3)
+
+def tuning(best, tier, rates, fraction, seed=0):
+    "Recipes for the whole network, as triples of method, rate and recipe; other settings of the methods are those chosen on frozen features"
     own = {m: {k: v for k,v in best[m].items() if k not in ('lr','wd')} for m in GROUPS['finetune']}
     few = dict(bs=32) if fraction<1 else {} # more steps from few pictures
-    return [resolve('cifar100', m, 'finetune', seed=s, fraction=fraction, **few, **own[m]) for s in seeds for m in own]
+    return [(m, lr, resolve('cifar100', m, tier, seed=seed, fraction=fraction, lr=lr, **few, **own[m])) for m in own for lr in rates]
+
+def finetune(out, best, fraction, seeds):
+    "Each method at its best rate on a held-out tenth of the training set, seed by seed"
+    ahc = pd.read_csv(Path(out)/'cifar100_finetune_study.csv').set_index('run_id').ahc
+    trials = [(ahc[r['run_id']], m, lr) for m,lr,r in tuning(best, 'finetune_study', RATES, .1)]
+    rate = {m: min(t for t in trials if t[1]==m)[2] for m in GROUPS['finetune']}
+    return [r for s in seeds for m,lr,r in tuning(best, 'finetune', RATES, fraction, s) if lr==rate[m]]
 
 # the senses that the pictures show, where they are not the first
 SENSES = dict(aquarium_fish='goldfish.n.01', beaver='beaver.n.07', bowl='bowl.n.03', castle='castle.n.02', cloud='cloud.n.02', dolphin='dolphin.n.02',
@@ -87,16 +96,17 @@ def trees(out, best, seeds=range(5)):
 
 STAGES = dict(table=lambda out, best: table(best, range(5)), seeds=lambda out, best: table(best, range(10)), sizes=lambda out, best: sizes(best),
               ablations=lambda out, best: ablations(best), trees=trees, hidden=lambda out, best: hidden(best),
-              finetune_tenth=lambda out, best: finetune(best, .1, range(5)), finetune=lambda out, best: finetune(best, 1., range(3)))
+              finetune_study=lambda out, best: [r for *_,r in tuning(best, 'finetune_study', RATES, .1)],
+              finetune_tenth=lambda out, best: finetune(out, best, .1, range(5)), finetune=lambda out, best: finetune(out, best, 1., range(3)))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('stages', nargs='+', help=f"any of study, {', '.join(STAGES)}; study comes first, the others need what it chose")
+    p.add_argument('stages', nargs='+', help=f"any of study, {', '.join(STAGES)}; the others need what the studies chose")
     p.add_argument('--out', default='results')
     a = p.parse_args()
     prepare()
     for s in a.stages:
         rs = [r for *_,r in trials()] if s=='study' else STAGES[s](a.out, chosen(a.out))
-        run_sweep(rs, out=a.out, say=partial(print, flush=True), preds=s.startswith('finetune'))
+        run_sweep(rs, out=a.out, say=partial(print, flush=True), preds=s in ('finetune_tenth','finetune'))
 
 if __name__=='__main__': main()
