@@ -1,11 +1,12 @@
 "Run the experiments with pretrained networks on CIFAR-100, in stages; finished runs are kept, so stop and start at will"
-import argparse, itertools, json, pandas as pd, torch, torch.nn.functional as F
-from pathlib import Path
+import argparse, itertools, pandas as pd, torch, torch.nn.functional as F
 from functools import partial
-from hierproto.recipes import GROUPS, resolve
+from pathlib import Path
 from hierproto.experiments import prepare, run_sweep
 from hierproto.hierarchy import Hierarchy
-from hierproto.runs import run_data, run_learner
+from hierproto.recipes import GROUPS, resolve
+from hierproto.rows import read_rows
+from hierproto.runs import results_file, run_data, run_learner
 
 DECAYS = (.3, 1., 3.)
 # one further setting of each method, with two values: six trials for each
@@ -13,8 +14,10 @@ KNOBS = dict(cross_entropy=('lr',1e-3,3e-3), learnt=('proto_lr',1.,10.), gp_dist
              hxe=('alpha',.1,.5), emd=('reg',.05,.5), yolo=('lr',1e-3,3e-3), fixed=('lr',3e-3,1e-2), gp_rank=('lam',1.,10.),
              deep_ncm=('lr',1e-3,3e-3), frame=('lr',3e-3,1e-2), hyperspherical=('lr',3e-3,1e-2), hie=('lr',1e-3,3e-3),
              hier_cos=('lr',1e-3,3e-3), haframe=('lr',3e-3,1e-2))
-SIZES = {.01: 32, .05: 32, .1: 64, .2: 128, .5: 256} # smaller batches, so that the number of steps stays about the same
+RATES = (3e-4, 1e-3, 3e-3) # of fine-tuning
+BATCHES = {.01: 32, .05: 32, .1: 64, .2: 128, .5: 256} # smaller with less data, so that the number of steps stays about the same
 LAMBDAS = (.1, .3, 1., 3., 10., 30., 100.)
+TREES = 'shuffled','random','flat','wordnet','clustered','confusions'
 
 def trials():
     "Six settings for each method, as triples of method, settings and recipe"
@@ -31,35 +34,33 @@ def runs(method, settings, seeds, **more):
     "The recipes of `method` with `settings`, one per seed"
     return [resolve('cifar100', method, 'features', seed=s, **{**settings, **more}) for s in seeds]
 
+def read(recipes, out):
+    "The finished rows of `recipes`, which have one results file"
+    df = read_rows(results_file(recipes[0], out))
+    return df[df.run_id.isin({r['run_id'] for r in recipes})].sort_values('seed') if len(df) else df
+
 def table(best, seeds): return [r for s in seeds for m in best for r in runs(m, best[m], [s])]
-
-def sizes(best, seeds=range(5)):
-    lines = [(m, best[m]) for m in ('cross_entropy','learnt','soft_labels','hxe')]
-    lines += [('gp_disto', dict(best['gp_disto'], lam=lam)) for lam in (1.,20.)]
-    return [r for f,bs in SIZES.items() for m,o in lines for r in runs(m, o, seeds, fraction=f, bs=bs)]
-
-def ablations(best, seeds=range(5)):
-    gp = best['gp_disto']
-    lines = [('gp_disto', dict(gp, lam=lam)) for lam in LAMBDAS]
-    lines += [(m, gp) for m in ('gp_disto_fixed_scale','gp_disto_squared','gp_disto_huber')] + [('gp_disto', dict(gp, hidden=False))]
-    return [r for m,o in lines for r in runs(m, o, seeds)]
 
 def hidden(best, seeds=range(5)): return [r for s in seeds for m in best for r in runs(m, best[m], [s], arch='hidden')]
 
-RATES = (3e-4, 1e-3, 3e-3)
+def sizes(best, seeds=range(5)):
+    "Recipes by method and part of the training set"
+    lines = {m: (m, best[m]) for m in ('cross_entropy','learnt','soft_labels','hxe')}
+    lines |= {f'gp_disto:lam={lam:g}': ('gp_disto', dict(best['gp_disto'], lam=lam)) for lam in (1.,20.)}
+    return {(k,f): runs(m, o, seeds, **(dict(fraction=f, bs=BATCHES[f]) if f<1 else {})) for f in (*BATCHES, 1.) for k,(m,o) in lines.items()}
 
-def tuning(best, tier, rates, fraction, seed=0):
-    "Recipes for the whole network, as triples of method, rate and recipe; other settings of the methods are those chosen on frozen features"
-    own = {m: {k: v for k,v in best[m].items() if k not in ('lr','wd')} for m in GROUPS['finetune']}
-    few = dict(bs=32) if fraction<1 else {} # more steps from few pictures
-    return [(m, lr, resolve('cifar100', m, tier, seed=seed, fraction=fraction, lr=lr, **few, **own[m])) for m in own for lr in rates]
+def ablations(best, seeds=range(5)):
+    "Recipes by variant of guided prototypes"
+    gp = best['gp_disto']
+    lines = {f'gp_disto:lam={lam:g}': ('gp_disto', dict(gp, lam=lam)) for lam in LAMBDAS}
+    lines |= {m: (m, gp) for m in ('gp_disto_fixed_scale','gp_disto_squared','gp_disto_huber')}
+    lines |= {'gp_disto:hidden=False': ('gp_disto', dict(gp, hidden=False))}
+    return {k: runs(m, o, seeds) for k,(m,o) in lines.items()}
 
-def finetune(out, best, fraction, seeds):
-    "Each method at its best rate on a held-out tenth of the training set, seed by seed"
-    ahc = pd.read_csv(Path(out)/'cifar100_finetune_study.csv').set_index('run_id').ahc
-    trials = [(ahc[r['run_id']], m, lr) for m,lr,r in tuning(best, 'finetune_study', RATES, .1)]
-    rate = {m: min(t for t in trials if t[1]==m)[2] for m in GROUPS['finetune']}
-    return [r for s in seeds for m,lr,r in tuning(best, 'finetune', RATES, fraction, s) if lr==rate[m]]
+def trees(best, out, seeds=range(5)):
+    "Recipes by method and tree"
+    if not (Path(out)/'trees'/'cifar100_confusions.csv').exists(): make_trees(out)
+    return {(m,o): runs(m, best[m], seeds, hierarchy=f'{out}/trees/cifar100_{o}.csv') for m in ('gp_disto','soft_labels') for o in TREES}
 
 # the senses that the pictures show, where they are not the first
 SENSES = dict(aquarium_fish='goldfish.n.01', beaver='beaver.n.07', bowl='bowl.n.03', castle='castle.n.02', cloud='cloud.n.02', dolphin='dolphin.n.02',
@@ -73,7 +74,6 @@ def make_trees(out):
     h,folder = Hierarchy.named('cifar100'),Path(out)/'trees'
     dls,_ = run_data(resolve('cifar100', 'cross_entropy', 'features'))
     x,y,vocab = dls.train_ds.x,dls.train_ds.y,list(dls.vocab)
-    Hierarchy.from_wordnet(vocab, senses=SENSES, name='wordnet').to_csv(folder/'cifar100_wordnet.csv')
     means = torch.stack([x[y==k,0].float().mean(0) for k in range(len(vocab))])
     r = resolve('cifar100', 'cross_entropy', 'features_study', **chosen(out)['cross_entropy'])
     dls,_ = run_data(r)
@@ -82,31 +82,45 @@ def make_trees(out):
     with learn.no_bar(): probs,targ = learn.get_preds()
     # classes that get each other's probability are alike
     confused = torch.stack([probs[targ==k].mean(0) for k in range(len(vocab))]).numpy()
-    widths = [len({p[:i] for p in h.nodes[:len(h)]}) for i in range(1, 5)] # as many groups per level as in the expert tree
-    for name,v,metric in (('clustered',F.normalize(means).numpy(),'euclidean'), ('confusions',confused**.5,'euclidean')):
-        Hierarchy.from_vectors(v, vocab, widths=widths, method='ward', metric=metric, name=name).to_csv(folder/f'cifar100_{name}.csv')
+    for name,v in (('clustered',F.normalize(means).numpy()), ('confusions',confused**.5)): # as many groups per level as in the expert tree
+        Hierarchy.from_vectors(v, vocab, widths=h.widths[:-1], method='ward', metric='euclidean', name=name).to_csv(folder/f'cifar100_{name}.csv')
+    Hierarchy.from_wordnet(vocab, senses=SENSES, name='wordnet').to_csv(folder/'cifar100_wordnet.csv')
     Hierarchy.from_paths([(o,) for o in vocab], name='flat').to_csv(folder/'cifar100_flat.csv')
 
-TREES = 'shuffled','random','flat','wordnet','clustered','confusions'
+def tuning(best, tier, fraction, seed=0):
+    "Recipes for the whole network by method and rate; other settings of the methods are those chosen on frozen features"
+    own = {m: {k: v for k,v in best[m].items() if k not in ('lr','wd')} for m in GROUPS['finetune']}
+    few = dict(bs=32) if fraction<1 else {} # more steps from few pictures
+    return {(m,lr): resolve('cifar100', m, tier, seed=seed, fraction=fraction, lr=lr, **few, **own[m]) for m in own for lr in RATES}
 
-def trees(out, best, seeds=range(5)):
-    if not (Path(out)/'trees'/'cifar100_confusions.csv').exists(): make_trees(out)
-    return [r for m in ('gp_disto','soft_labels') for o in TREES
-            for r in runs(m, best[m], seeds, hierarchy=f'{out}/trees/cifar100_{o}.csv')]
+def best_rates(best, out):
+    "The rate of fine-tuning by method, chosen on a held-out tenth of the training set"
+    ahc = pd.read_csv(Path(out)/'cifar100_finetune_study.csv').set_index('run_id').ahc
+    cost = {k: ahc[r['run_id']] for k,r in tuning(best, 'finetune_study', .1).items()}
+    return {m: min(RATES, key=lambda lr: cost[m,lr]) for m in GROUPS['finetune']}
 
-STAGES = dict(table=lambda out, best: table(best, range(5)), seeds=lambda out, best: table(best, range(10)), sizes=lambda out, best: sizes(best),
-              ablations=lambda out, best: ablations(best), trees=trees, hidden=lambda out, best: hidden(best),
-              finetune_study=lambda out, best: [r for *_,r in tuning(best, 'finetune_study', RATES, .1)],
-              finetune_tenth=lambda out, best: finetune(out, best, .1, range(5)), finetune=lambda out, best: finetune(out, best, 1., range(3)))
+def finetune(best, out, fraction, seeds):
+    "Recipes for the whole network by method"
+    return {m: [tuning(best, 'finetune', fraction, s)[m,lr] for s in seeds] for m,lr in best_rates(best, out).items()}
+
+def in_turn(lines): return [r for rs in zip(*lines.values()) for r in rs] # seed by seed
+
+STAGES = dict(study=lambda best, out: [r for *_,r in trials()],
+              table=lambda best, out: table(best, range(5)), seeds=lambda best, out: table(best, range(10)),
+              hidden=lambda best, out: hidden(best), sizes=lambda best, out: sum(sizes(best).values(), []),
+              ablations=lambda best, out: in_turn(ablations(best)), trees=lambda best, out: in_turn(trees(best, out)),
+              finetune_study=lambda best, out: list(tuning(best, 'finetune_study', .1).values()),
+              finetune_tenth=lambda best, out: in_turn(finetune(best, out, .1, range(5))),
+              finetune=lambda best, out: in_turn(finetune(best, out, 1., range(3))))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('stages', nargs='+', help=f"any of study, {', '.join(STAGES)}; the others need what the studies chose")
+    p.add_argument('stages', nargs='+', choices=STAGES, help='study and finetune_study come first: the others need what they choose')
     p.add_argument('--out', default='results')
     a = p.parse_args()
     prepare()
     for s in a.stages:
-        rs = [r for *_,r in trials()] if s=='study' else STAGES[s](a.out, chosen(a.out))
-        run_sweep(rs, out=a.out, say=partial(print, flush=True), preds=s in ('finetune_tenth','finetune'))
+        best = {} if s=='study' else chosen(a.out)
+        run_sweep(STAGES[s](best, a.out), out=a.out, say=partial(print, flush=True), preds=s in ('finetune_tenth','finetune'))
 
 if __name__=='__main__': main()
