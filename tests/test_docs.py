@@ -208,9 +208,15 @@ def test_headings_keep_underscores():
     md = nb.cells[0].outputs[0].data['text/markdown']
     assert r'### Method.\_\_call\_\_' in md and docs.anchor(r'Method.\_\_call\_\_') == 'method.__call__'
 
+def test_private_classes_have_no_heading_if_their_code_is_shown():
+    docs_of = lambda n: new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': f'---\n\n### {n}\n\n*Text*'})])
+    nb = new_notebook(cells=[docs_of('_Saver.load'), new_code_cell('def load(self:_Saver): pass'), docs_of('_Saver.save'), docs_of('__getattr__')])
+    docs.polish(nb, '10_learner.ipynb')
+    assert len(nb.cells) == 3 and '_Saver.save' in nb.cells[1].outputs[0].data['text/markdown']
+
 def test_tables_with_long_cells_become_blocks_on_a_phone():
     css = (root/'nbs/styles.css').read_text(encoding='utf-8')
-    for o in (css, docs.head): assert re.search(r'@media \(max-width: 46em\) {\s*table:has\(td br\) :is\(tbody, tr, td\) { display: block', o)
+    for o in (css, docs.head): assert re.search(r'@media \(max-width: 46em\) {[^@]*?table:is\(:has\(td br\), .*?\) :is\(tbody, tr, td\) { display: block', o)
 
 def test_the_docstring_of_python_is_hidden(polished): assert 'Call self' not in polished.cells[1].outputs[0].data['text/markdown']
 

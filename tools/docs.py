@@ -130,9 +130,15 @@ def escape_heading(md):
 
 def has_image(cell): return any(k.startswith('image/') for o in cell.get('outputs', []) for k in o.get('data', {}))
 
+def documents_private(cell, shown):
+    "Is `cell` the documentation that nbdev made for a method of a private class whose code is in `shown`?"
+    md = ''.join(str(o.get('data', {}).get('text/markdown', '')) for o in cell.get('outputs', []))
+    return any(n in shown for n in re.findall(r'^#+ _[a-zA-Z]\w*\.(\w+)$', md, re.M))
+
 def polish(nb, name):
     "Improve the notebook `name`, which nbdev processed: links, folded code, an alternative text for each figure, no signature twice"
     own, shown, before = own_names(_nbpath2html(Path(name)).stem), defined(nb), ''
+    nb.cells = [c for c in nb.cells if not documents_private(c, shown)]
     for c in nb.cells:
         if c.cell_type == 'markdown':
             c.source = before = polish_markdown(c.source, own)
@@ -229,11 +235,11 @@ head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html, div.math
         '.cell_output table :is(tr, th, td) { color: var(--color-foreground-primary) !important; background: none !important } '
         '.cell_output table:is(.dataframe, .fastprogress) { font-size: .78em } .cell_output table:is(.dataframe, .fastprogress) :is(th, td) { padding: .2em .4em } '
         '.cell_output table tbody tr:nth-child(odd) { background: rgba(127, 127, 127, .12) !important } '
-        '.cell_output pre { white-space: pre-wrap } .cell_output p.caption { text-align: left } '
+        '@media (min-width: 46em) { .cell_output pre { white-space: pre-wrap } } .cell_output p.caption { text-align: left } '
         '.cell_output table.docutils { font-size: .85em; margin-left: 0 } td:has(br) { min-width: 22em } '
         'details.hide, details.hide .admonition-title { background: none !important; border: none; box-shadow: none; padding: 0; margin: 0 } '
         'details.hide .admonition-title { color: var(--color-foreground-secondary) } details.hide .admonition-title::before { display: none } '
-        '@media (max-width: 46em) { table:has(td br) :is(tbody, tr, td) { display: block; border: none } table:has(td br) thead { display: none } } '
+        '@media (max-width: 46em) { table:not(.dataframe, .fastprogress) td:first-child { min-width: 9em } table:is(:has(td br), :has(td:first-child a code)) :is(tbody, tr, td) { display: block; border: none } table:is(:has(td br), :has(td:first-child a code)) thead { display: none } } '
         'p:has(> a:only-child[href*="/blob/main/hierproto/"]) { float: right; margin: -2.2em 0 0; font-size: .8em } '
         '.sidebar-tree .caption { cursor: pointer } div.highlight pre { font-size: .75rem } '
         '@media (min-width: 82em) { .sidebar-drawer { width: 15em; min-width: 15em } .main > .content { width: 54em } } '
