@@ -220,6 +220,11 @@ def test_tables_with_long_cells_become_blocks_on_a_phone():
 
 def test_the_docstring_of_python_is_hidden(polished): assert 'Call self' not in polished.cells[1].outputs[0].data['text/markdown']
 
+@pytest.mark.parametrize('obj', [type(docs).__repr__, __import__('torch').nn.Module.forward])
+def test_other_inherited_docstrings_are_hidden(obj):
+    first, _, rest = obj.__doc__.partition('\n')
+    assert docs.polish_markdown(f'### f\n\n*{first}*\n{rest}'.rstrip(), {}).strip() == '### f'
+
 def test_names_with_other_meanings_are_not_links(polished):
     "fastai has a `show_batch` too, and two of our modules define one"
     assert polished.cells[0].source == 'Call `train` and [`disto_loss`](distortion.html#disto_loss), not `show_batch`. More.'

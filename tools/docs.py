@@ -82,6 +82,9 @@ def better_source(name, url, own):
     n = next((i for i, l in enumerate(lines, 1) if re.match(rf'(def|class) {name}\b', l)), 1)
     return f"{site['repo-url']}/blob/{site['repo-branch']}/{file}#L{n}"
 
+# docstrings of Python and PyTorch, which functions without their own inherit
+borrowed = re.compile(r'\*(Call self as a function|Return (repr|len)\(self\))\.\*|\*Define the computation performed at every call\..*silently ignores them\.', re.S)
+
 def polish_markdown(md, own):
     "Markdown that nbdev processed, with plain signatures, better links and no empty phrases"
     parts = re.split(r'(^```.*?^```)', md, flags=re.S | re.M)
@@ -89,7 +92,7 @@ def polish_markdown(md, own):
     args = {a for s in parts[1::2] for a in re.findall(r'(?:^|[,(])\s*\**([a-z_]\w*)', re.sub('#.*', '', s), flags=re.M)}
     link = lambda s: auto_link.sub(lambda m: f'`{m[1]}`' if m[1] in args else better_link(m[1], m[2], own), s)
     md = ''.join(plain_signature(s) if i % 2 else link(s) for i, s in enumerate(parts))
-    return re.sub(r'\*(Call self as a function|Return repr\(self\)|Return len\(self\))\.\*', '', md)
+    return borrowed.sub('', md)
 
 def first_sentence(md):
     "The first sentence of the last paragraph of `md` as plain text; the heading if there is no paragraph"
