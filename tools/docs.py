@@ -245,7 +245,7 @@ head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html, div.math
         '@media (max-width: 46em) { table:not(.dataframe, .fastprogress) td:first-child { min-width: 9em } table:is(:has(td br), :has(td:first-child a code)) :is(tbody, tr, td) { display: block; border: none } table:is(:has(td br), :has(td:first-child a code)) thead { display: none } } '
         'p:has(> a:only-child[href*="/blob/main/hierproto/"]) { float: right; margin: -2.2em 0 0; font-size: .8em } '
         '.sidebar-tree .caption { cursor: pointer } div.highlight pre { font-size: .75rem } '
-        '@media (min-width: 82em) { .sidebar-drawer { width: 15em; min-width: 15em } .main > .content { width: 54em } } '
+        '@media (min-width: 86em) and (max-width: 110em) { .sidebar-drawer { width: 15em } .main > .content { width: 52em; padding: 0 2em } } '
         '@media (min-width: 110em) { .main > .content { width: 60em } }</style>')
 # only the section of the current page is open; a click on a section opens or closes it
 head += """<script>addEventListener('DOMContentLoaded', () => document.querySelectorAll('.sidebar-tree .caption').forEach(c => {
