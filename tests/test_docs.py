@@ -201,7 +201,29 @@ def test_no_signature_is_shown_twice(code, kept):
     md = nb.cells[0].outputs[0].data['text/markdown']
     assert ('def cosine' in md) == kept and '### cosine' in md and '*Distance' in md
 
+def test_headings_keep_underscores():
+    "Markdown shows `__call__` as a bold `call`"
+    nb = new_notebook(cells=[new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': '---\n\n### Method.__call__\n\n*Text*'})])])
+    docs.polish(nb, '10_learner.ipynb')
+    md = nb.cells[0].outputs[0].data['text/markdown']
+    assert r'### Method.\_\_call\_\_' in md and docs.anchor(r'Method.\_\_call\_\_') == 'method.__call__'
+
+def test_private_classes_have_no_heading_if_their_code_is_shown():
+    docs_of = lambda n: new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': f'---\n\n### {n}\n\n*Text*'})])
+    nb = new_notebook(cells=[docs_of('_Saver.load'), new_code_cell('def load(self:_Saver): pass'), docs_of('_Saver.save'), docs_of('__getattr__')])
+    docs.polish(nb, '10_learner.ipynb')
+    assert len(nb.cells) == 3 and '_Saver.save' in nb.cells[1].outputs[0].data['text/markdown']
+
+def test_tables_with_long_cells_become_blocks_on_a_phone():
+    css = (root/'nbs/styles.css').read_text(encoding='utf-8')
+    for o in (css, docs.head): assert re.search(r'@media \(max-width: 46em\) {[^@]*?table:is\(:has\(td br\), .*?\) :is\(tbody, tr, td\) { display: block', o)
+
 def test_the_docstring_of_python_is_hidden(polished): assert 'Call self' not in polished.cells[1].outputs[0].data['text/markdown']
+
+@pytest.mark.parametrize('obj', [type(docs).__repr__, __import__('torch').nn.Module.forward])
+def test_other_inherited_docstrings_are_hidden(obj):
+    first, _, rest = obj.__doc__.partition('\n')
+    assert docs.polish_markdown(f'### f\n\n*{first}*\n{rest}'.rstrip(), {}).strip() == '### f'
 
 def test_names_with_other_meanings_are_not_links(polished):
     "fastai has a `show_batch` too, and two of our modules define one"

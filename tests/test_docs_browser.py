@@ -270,7 +270,7 @@ def rendered(html):
 def test_no_traces_of_the_tools(rendered):
     "Raw links in signatures, types of defaults, and the docstring that Python gives to functions without one"
     for name, text in rendered.items():
-        bad = re.findall(r'Call self as a function|:NoneType=|\[`[^`\n]+`\]\([^\n]*', re.sub('<[^>]+>', '', text))
+        bad = re.findall(r'Call self as a function|Define the computation performed|:NoneType=|\[`[^`\n]+`\]\([^\n]*', re.sub('<[^>]+>', '', text))
         assert not bad, f'{name}: {bad}'
 
 def test_images_have_alternative_texts(rendered):

@@ -82,6 +82,9 @@ def better_source(name, url, own):
     n = next((i for i, l in enumerate(lines, 1) if re.match(rf'(def|class) {name}\b', l)), 1)
     return f"{site['repo-url']}/blob/{site['repo-branch']}/{file}#L{n}"
 
+# docstrings of Python and PyTorch, which functions without their own inherit
+borrowed = re.compile(r'\*(Call self as a function|Return (repr|len)\(self\))\.\*|\*Define the computation performed at every call\..*silently ignores them\.', re.S)
+
 def polish_markdown(md, own):
     "Markdown that nbdev processed, with plain signatures, better links and no empty phrases"
     parts = re.split(r'(^```.*?^```)', md, flags=re.S | re.M)
@@ -89,7 +92,7 @@ def polish_markdown(md, own):
     args = {a for s in parts[1::2] for a in re.findall(r'(?:^|[,(])\s*\**([a-z_]\w*)', re.sub('#.*', '', s), flags=re.M)}
     link = lambda s: auto_link.sub(lambda m: f'`{m[1]}`' if m[1] in args else better_link(m[1], m[2], own), s)
     md = ''.join(plain_signature(s) if i % 2 else link(s) for i, s in enumerate(parts))
-    return md.replace('*Call self as a function.*', '')
+    return borrowed.sub('', md)
 
 def first_sentence(md):
     "The first sentence of the last paragraph of `md` as plain text; the heading if there is no paragraph"
@@ -124,11 +127,21 @@ def without_signature(md, shown):
     name = re.search(r'^#+ (?:\w+\.)?(\w+)$', md, re.M)
     return re.sub(r'^```python\n.*?^```\n+', '', md, count=1, flags=re.S | re.M) if name and name[1] in shown else md
 
+def escape_heading(md):
+    "The documentation of a name, whose heading shows the underscores of a method such as `__call__` instead of bold text"
+    return re.sub(r'^#+ \S*__\S*$', lambda m: m[0].replace('_', r'\_'), md, count=1, flags=re.M)
+
 def has_image(cell): return any(k.startswith('image/') for o in cell.get('outputs', []) for k in o.get('data', {}))
+
+def documents_private(cell, shown):
+    "Is `cell` the documentation that nbdev made for a method of a private class whose code is in `shown`?"
+    md = ''.join(str(o.get('data', {}).get('text/markdown', '')) for o in cell.get('outputs', []))
+    return any(n in shown for n in re.findall(r'^#+ _[a-zA-Z]\w*\.(\w+)$', md, re.M))
 
 def polish(nb, name):
     "Improve the notebook `name`, which nbdev processed: links, folded code, an alternative text for each figure, no signature twice"
     own, shown, before = own_names(_nbpath2html(Path(name)).stem), defined(nb), ''
+    nb.cells = [c for c in nb.cells if not documents_private(c, shown)]
     for c in nb.cells:
         if c.cell_type == 'markdown':
             c.source = before = polish_markdown(c.source, own)
@@ -137,7 +150,7 @@ def polish(nb, name):
             if md := o.get('data', {}).get('text/markdown'):
                 source = lambda m: f'[source]({better_source(m[3], m[1], own)}){m[2]}{m[3]}'
                 md = re.sub(r'\[source\]\((.*?)\)(\{.*?\}\n\n#+ )(\S+)', source, md)
-                o.data['text/markdown'] = without_signature(polish_markdown(md, own), shown)
+                o.data['text/markdown'] = escape_heading(without_signature(polish_markdown(md, own), shown))
         if c.cell_type == 'code' and has_image(c) and not re.search(r'^#\| *fig-(alt|cap):', c.source, re.M):
             c.source = f'#| fig-alt: {json.dumps(first_sentence(before), ensure_ascii=False)}\n{c.source}'
 
@@ -145,7 +158,8 @@ def show_doc_cell(cell):
     "The documentation that nbdev made for an exported name, as a Markdown cell, so that its heading is one of the page's"
     md = cell.outputs[0].data['text/markdown']
     m = re.match(r'---\n\n(?:\[source\]\((.*?)\)\{.*?\}\n\n)?(.*)', md, flags=re.S)
-    return nbformat.v4.new_markdown_cell(m[2] + (f'\n\n[source]({m[1]})' if m[1] else ''))
+    heading, _, rest = m[2].partition('\n\n')
+    return nbformat.v4.new_markdown_cell('\n\n'.join([heading, *[f'[source]({m[1]})']*bool(m[1]), rest]))
 
 def add_captions(cell, caption):
     "Put the `caption` below each figure of `cell`; the captions of myst-nb would be below its tables and texts too"
@@ -218,12 +232,21 @@ def sphinx_source(proc, src):
     if (root/'nbs/images').exists(): shutil.copytree(root/'nbs/images', src/'images')
     return {page: n for n, (page, _) in pages.items()}
 
-# an empty icon, wide tables and equations that scroll in their own box, tables that follow the theme, wider text on wide screens
+# an empty icon, wide tables and equations that scroll in their own box, tables that follow the theme, code of 120 characters on wide screens,
+# outputs that wrap, captions below their figures, modest prompts of folded code, rows of long cells as blocks on a phone
 head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html, div.math { overflow-x: auto } h1, h2, h3 { overflow-wrap: anywhere } '
         '.cell_output table :is(tr, th, td) { color: var(--color-foreground-primary) !important; background: none !important } '
         '.cell_output table:is(.dataframe, .fastprogress) { font-size: .78em } .cell_output table:is(.dataframe, .fastprogress) :is(th, td) { padding: .2em .4em } '
         '.cell_output table tbody tr:nth-child(odd) { background: rgba(127, 127, 127, .12) !important } '
-        '.sidebar-tree .caption { cursor: pointer } @media (min-width: 110em) { .main > .content { width: 60em } }</style>')
+        '@media (min-width: 46em) { .cell_output pre { white-space: pre-wrap } } .cell_output p.caption { text-align: left } '
+        '.cell_output table.docutils { font-size: .85em; margin-left: 0 } td:has(br) { min-width: 22em } '
+        'details.hide, details.hide .admonition-title { background: none !important; border: none; box-shadow: none; padding: 0; margin: 0 } '
+        'details.hide .admonition-title { color: var(--color-foreground-secondary) } details.hide .admonition-title::before { display: none } '
+        '@media (max-width: 46em) { table:not(.dataframe, .fastprogress) td:first-child { min-width: 9em } table:is(:has(td br), :has(td:first-child a code)) :is(tbody, tr, td) { display: block; border: none } table:is(:has(td br), :has(td:first-child a code)) thead { display: none } } '
+        'p:has(> a:only-child[href*="/blob/main/hierproto/"]) { float: right; margin: -2.2em 0 0; font-size: .8em } '
+        '.sidebar-tree .caption { cursor: pointer } div.highlight pre { font-size: .75rem } '
+        '@media (min-width: 86em) and (max-width: 110em) { .sidebar-drawer { width: 15em } .main > .content { width: 52em; padding: 0 2em } } '
+        '@media (min-width: 110em) { .main > .content { width: 60em } }</style>')
 # only the section of the current page is open; a click on a section opens or closes it
 head += """<script>addEventListener('DOMContentLoaded', () => document.querySelectorAll('.sidebar-tree .caption').forEach(c => {
   const list = c.nextElementSibling, open = o => { list.style.display = o ? '' : 'none'; c.setAttribute('aria-expanded', o) },
