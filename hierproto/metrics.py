@@ -286,7 +286,8 @@ def _make(o, D, k):
     if o not in _measures: raise HierarchyError(f'unknown metric {o!r}; choose from {", ".join(_measures)}')
     if o in _tree_measures: as_tree(D, o)
     sums,final = _measures[o]
-    if o == 'level_accuracy': return [(f'level_{l}_accuracy', partial(sums, level=l), final) for l in range(1, D.depth)]
+    levels = enumerate(D.level_names[:-1], 1)
+    if o == 'level_accuracy': return [(f'{n}_accuracy'.replace(' ', '_'), partial(sums, level=l), final) for l,n in levels]
     if o == 'hier_dist_at_k': return [(f'hier_dist_at_{k}', partial(sums, k=k), final)]
     return [(o, sums, final)]
 

@@ -265,3 +265,33 @@ def test_align_costs_reads_files_and_vocabularies(tmp_path):
     for v in (vocab, dls, [['the', 'a'], vocab]): assert align_costs(str(f), v).leaves == vocab
     assert align_costs(h, None) is h and align_costs(h, ['dog', 'oak'], subset=True).leaves == ['dog', 'oak']
     with pytest.raises(HierarchyError, match='costs of 3 classes for data with 5'): align_costs(torch.ones(3, 3), vocab)
+
+
+# --- names of levels ---
+def test_level_names_travel(tmp_path):
+    "The header of a table names the levels; what keeps the levels keeps the names"
+    import copy, pickle
+    t = Hierarchy.from_csv(io.StringIO('kingdom,family,species,title,weight:family\nanimal,cats,lion,a lion,2\nanimal,dogs,fox,a fox,\nplant,beeches,oak,an oak,\n'))
+    names = ['kingdom', 'family', 'species']
+    same = [t, t.align(['fox', 'oak', 'lion']), t.subset(['fox']), pickle.loads(pickle.dumps(t)), copy.deepcopy(t), read_hierarchy(t.to_csv(tmp_path/'t.csv')),
+            read_hierarchy(t.to_json(tmp_path/'t.json')), Hierarchy.from_frame(pd.read_csv(tmp_path/'t.csv'))]
+    assert [o.level_names for o in same] == [names]*len(same)
+    assert t == Hierarchy(t.nodes[:3], t.weights) and t.fingerprint == Hierarchy(t.nodes[:3], t.weights).fingerprint
+    assert t.collapse().level_names == ['level 1', 'class'] and Hierarchy.from_csv(io.StringIO(t.to_csv()), levels=['family', 'species']).level_names == names[1:]
+    assert Hierarchy.from_csv(io.StringIO('a,b\nx,1\nx,2\ny,3\ny,4\n')).collapse().level_names == ['a', 'b'], 'nothing was collapsed'
+    assert CostMatrix([[0, 1], [1, 0]]).level_names == ['class']
+
+
+@pytest.mark.parametrize('head', ['level1,level2', 'Level 1,Level 2', '0,1', 'group,', 'title,class', 'node,parent', 'predicted,class'])
+def test_headers_that_are_no_names(head):
+    t = Hierarchy.from_csv(io.StringIO(f'{head}\npet,cat\npet,dog\n'), levels=head.split(','))
+    assert t.level_names == ['level 1', 'class'] and Hierarchy.from_csv(io.StringIO(t.to_csv())) == t
+
+
+@quick
+@given(st.lists(st.text(max_size=6), min_size=3, max_size=3))
+def test_any_level_names(heads):
+    try: t = Hierarchy([('a', 'b', 'c'), ('a', 'd', 'e'), ('f', 'g', 'h')], level_names=heads)
+    except HierarchyError: return  # two names that are one once tidied, or a control character
+    for back in (Hierarchy.from_csv(io.StringIO(t.to_csv())), Hierarchy.from_json(io.StringIO(t.to_json()))):
+        assert back == t and back.level_names == t.level_names
