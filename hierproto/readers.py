@@ -409,15 +409,21 @@ def wordnet_senses(names, wn=None):
     return pd.DataFrame(rows, columns=['name', 'sense', 'definition'])
 
 # %% ../nbs/01_readers.ipynb #50e45687
+def _synset(wn, name, sense):
+    try: return wn.synset(sense)
+    except Exception: fail(f'WordNet has no synset {sense!r}, chosen for {name!r}; `wordnet_senses` lists senses')
+
 def _choose_senses(names, wn, senses):
     "The synset meant by each of `names`"
-    found = {n: [wn.synset(senses[n])] if n in senses else _synsets(wn, n) for n in names}
-    unknown, several = [n for n in names if not found[n]], [n for n in names if len(found[n]) > 1]
-    if unknown: fail(f'WordNet has no noun for {quoted(unknown)}: choose synsets with `senses=`')
-    if several:
-        which, other = ', '.join(f'{n!r} ({len(found[n])} senses)' for n in several), found[several[0]][1].name()
-        warnings.warn(f'{which}: the first is used; see `wordnet_senses`, choose with senses={ {several[0]: other} }',
-                      stacklevel=3)
+    unknown = {*senses} - {*names}
+    if unknown: fail(f'`senses` has {quoted(sorted(unknown))}, which is not one of the names')
+    found = {n: [_synset(wn, n, senses[n])] if n in senses else _synsets(wn, n) for n in names}
+    if unknown := [n for n in names if not found[n]]:
+        fail(f'WordNet has no noun for {quoted(unknown)}: choose a synset for each with `senses=`')
+    if several := [n for n in names if len(found[n]) > 1]:
+        choice = {several[0]: found[several[0]][1].name()}
+        warnings.warn(f'the first of several senses is used for {quoted(several)}: `wordnet_senses` lists them, '
+                      f'senses={choice} chooses', stacklevel=3)
     return [found[n][0] for n in names]
 
 # %% ../nbs/01_readers.ipynb #fce4f0b0

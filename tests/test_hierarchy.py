@@ -230,7 +230,7 @@ def test_wordnet_does_not_depend_on_the_order_of_hypernyms():
 
 
 def test_ambiguous_words_are_reported():
-    with pytest.warns(UserWarning, match="'crane' \\(2 senses\\).*senses="): t = Hierarchy.from_wordnet(['dog', 'crane'], wn=WordNet(), collapse=False)
+    with pytest.warns(UserWarning, match="first of several senses is used for 'crane'.*senses="): t = Hierarchy.from_wordnet(['dog', 'crane'], wn=WordNet(), collapse=False)
     assert t.nodes[1] == ('entity', 'machine', 'crane')
     found = wordnet_senses(['crane'], wn=WordNet())
     assert found.sense.tolist() == ['crane.n.04', 'crane.n.05'] and found.definition[1] == 'what crane.n.05 means'
@@ -238,6 +238,33 @@ def test_ambiguous_words_are_reported():
         warnings.simplefilter('error')
         t = Hierarchy.from_wordnet(['dog', 'crane'], senses={'crane': 'crane.n.05'}, wn=WordNet(), collapse=False)
     assert t.nodes[1] == ('entity', 'animal', 'crane')
+
+
+@pytest.fixture(scope='module')
+def real_wordnet():
+    corpus = pytest.importorskip('nltk.corpus', reason='nltk is not installed').wordnet
+    try: corpus.ensure_loaded()
+    except LookupError: pytest.skip('the corpus of WordNet is not installed')
+    return corpus
+
+
+def test_the_real_wordnet(real_wordnet):
+    senses = dict(tiger='tiger.n.02', oak='oak.n.02', maple='maple.n.02', crane='crane.n.05', couch='sofa.n.01', lion='lion.n.01', fox='fox.n.01')
+    names = [*senses, 'golden retriever', 'Einstein']
+    with pytest.warns(UserWarning, match="first of several senses is used for 'Einstein': .*senses={'Einstein': 'genius.n.01'}"): t = Hierarchy.from_wordnet(names, senses)
+    assert t.leaves == names and t.nodes[0][-2:] == ('big_cat.n.01', 'tiger') and t.nodes[2][-2:] == ('tree.n.01', 'oak')
+    cost = lambda a, b: t.pair_costs(names.index(a), names.index(b)).item()
+    assert cost('tiger', 'lion') == 2 < cost('tiger', 'fox') < cost('tiger', 'crane') < cost('tiger', 'oak')
+    found = wordnet_senses(['crane', 'xyzzy'])
+    assert found.sense.tolist() == ['crane.n.01', 'crane.n.02', 'grus.n.01', 'crane.n.04', 'crane.n.05'] and 'bird' in found.definition[4]
+
+
+@pytest.mark.parametrize('names, senses, why', [
+    (['cat', 'maple tree'], {}, "no noun for 'maple tree': choose a synset for each"), (['cat'], {'cat': 'cat.n.99'}, "no synset 'cat.n.99', chosen for 'cat'"),
+    (['cat'], {'cat': 'feline'}, "no synset 'feline'"), (['cat'], {'Cat': 'cat.n.01'}, "`senses` has 'Cat', which is not one of the names")])
+def test_the_real_wordnet_says_what_is_missing(real_wordnet, names, senses, why):
+    with pytest.raises(HierarchyError) as e: Hierarchy.from_wordnet(names, senses)
+    assert why in str(e.value)
 
 
 # --- one reader ---
