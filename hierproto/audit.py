@@ -43,13 +43,16 @@ class Predictions:
         self.targets = torch.as_tensor(self.targets).long()
         self.wrong = self.preds != self.targets
     def __len__(self): return len(self.targets)
-    def confusions(self):
-        "Predicted class or node, true class, count and cost of each kind of mistake, by what they add to the cost"
-        n = getattr(self.h, 'n_nodes', len(self.h))
-        pairs,count = (self.preds*n+self.targets)[self.wrong].unique(return_counts=True)
-        cost = self.h.pair_costs(pairs//n, pairs%n)
-        at = (cost*count).argsort(descending=True, stable=True)
-        return tuple(o[at] for o in (pairs//n, pairs%n, count, cost))
+
+# %% ../nbs/45_audit.ipynb #c3402da5
+@patch
+def confusions(self:Predictions):
+    "Predicted class or node, true class, count and cost of each kind of mistake, by what they add to the cost"
+    n = getattr(self.h, 'n_nodes', len(self.h))
+    pairs,count = (self.preds*n+self.targets)[self.wrong].unique(return_counts=True)
+    cost = self.h.pair_costs(pairs//n, pairs%n)
+    at = (cost*count).argsort(descending=True, stable=True)
+    return tuple(o[at] for o in (pairs//n, pairs%n, count, cost))
 
 # %% ../nbs/45_audit.ipynb #bafe7db8
 def _bare(s): return re.sub(r"^'(?=[=+@-])", '', str(s))
@@ -303,7 +306,8 @@ def _gain(p, t):
 def _fit_data(fit):
     "The verdict of `fit`, its true cost, and a histogram of the costs of shuffled trees"
     ends = np.histogram_bin_edges([fit.true, *fit.shuffled], 40)
-    return dict(says=fit.says, true=fit.true, ends=ends[[0,-1]].tolist(), bars=np.histogram(fit.shuffled, ends)[0].tolist())
+    bars = np.histogram(fit.shuffled, ends)[0]
+    return dict(says=fit.says, true=fit.true, ends=ends[[0,-1]].tolist(), bars=bars.tolist())
 
 # %% ../nbs/45_audit.ipynb #88491026
 def html_report(
@@ -361,7 +365,8 @@ def audit(
     "What the mistakes of any model cost: read its predictions, print a table and write a page"
     out = Path(out)
     if shuffles<0 or seed<0: fail(f'--shuffles and --seed must be >= 0, got {min(shuffles, seed)}')
-    if (out/'report.html').exists() and not force: fail('this folder has a report: choose another --out, or --force', out)
+    if (out/'report.html').exists() and not force:
+        fail('this folder has a report: choose another --out, or --force', out)
     p = read_predictions(predictions, read_hierarchy(classes), scores)
     t,fit = p.table(),shuffles>0 and p.tree_fit(shuffles, seed)
     text = [f'{len(p):,} samples of {len(p.h)} classes\n', t.to_string(float_format=_number), '']
