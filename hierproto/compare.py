@@ -129,7 +129,7 @@ _RULES = dict(argmax=lambda scores, D: scores, crm=lambda scores, D: -expected_c
 def _measure(scores, y, h, rule='argmax'):
     "Metrics of `scores` (N, K) for the classes `y` under the decision `rule`"
     res = hier_report(_RULES[rule](scores, h), y, h)
-    levels = [v for k,v in res.items() if k.startswith('level_')]
+    levels = [v for k,v in res.items() if k.endswith('_accuracy')]
     return dict(er=res['error_rate'], ahc=res['average_cost'], severity=res['mistake_severity'],
                 top5_cost=next(v for k,v in res.items() if k.startswith('hier_dist')), levels=json.dumps(levels),
                 nll=F.cross_entropy(scores, y).item(), ece=calibration_error(scores, y).item())
@@ -296,7 +296,6 @@ class Comparison:
     setup: _Setup = None # of the trainings
     official: bool = False # do all seeds share an official test set?
     base: tuple = ('cross_entropy','argmax') # method and rule that others are compared with
-    level_names: list = None # of the tree, the coarsest first, the classes last
 
 # %% ../nbs/47_compare.ipynb #a7527303
 @patch
@@ -312,7 +311,7 @@ def levels(self:Comparison):
     "Mean accuracy at each level of the tree in percent, under the names of its levels, the classes last"
     acc = pd.DataFrame(self.rows.levels.map(json.loads).tolist())
     acc[len(acc.columns)] = 1-self.rows.er
-    acc.columns = self.level_names or [f'level {i+1}' for i in acc.columns[:-1]]+['class']
+    acc.columns = getattr(self.h, 'level_names', ['class'])
     return 100*acc.groupby([self.rows.method, self.rows.rule]).mean().loc[self.table().index]
 
 # %% ../nbs/47_compare.ipynb #0ded50f6
@@ -522,14 +521,6 @@ def _check_names(arch, methods):
     for o in [] if methods=='all' else methods.split(','):
         if o not in METHODS: raise ModelError(f"unknown method {o!r} in --methods; choose from {', '.join(METHODS)}")
 
-# %% ../nbs/47_compare.ipynb #877ff1d4
-def _level_names(classes, h):
-    "Names of the levels of `h` in the CSV file `classes`; None if it has none"
-    if not isinstance(h, Hierarchy) or Path(classes).suffix.lower()!='.csv': return None
-    head = pd.read_csv(classes, sep=None, engine='python', nrows=0, encoding='utf-8-sig')
-    names = [c for c in head if c!='title' and not c.startswith('weight:')]
-    return names if len(names)==h.depth else None
-
 # %% ../nbs/47_compare.ipynb #3a3662ef
 def compare_folder(
     images:str, # folder with a folder of pictures per class, perhaps inside others or in train/ and test/
@@ -559,6 +550,6 @@ def compare_folder(
     names = methods if methods=='all' else methods.split(',')
     res = compare(Pool.from_dls(dls, official), h, names, seeds, tune=tune, out=out, jobs=jobs or defaults.cpus,
                   name=Path(images).name, progress=show, epochs=epochs, hidden=hidden)
-    page,res.level_names = Path(out)/'comparison.html',_level_names(classes, h)
+    page = Path(out)/'comparison.html'
     res.save_page(page, f'{Path(images).name}: which method?')
     print(plain(f'{res.table().round(3).to_string()}\n\n{res.advice()}\nPage: {page}'))

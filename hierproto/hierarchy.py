@@ -127,7 +127,7 @@ def _layout(ends, met, weights):
 # %% ../nbs/00_hierarchy.ipynb #7073c8df
 class Costs:
     "What `Hierarchy` and `CostMatrix` have in common: the names of the classes, in `leaves`"
-    places, _paths = None, ()
+    places, _paths, level_names = None, (), ['class']
     def __len__(self): return len(self.leaves)
     def __eq__(self, other): return type(other) is type(self) and self.fingerprint == other.fingerprint
     def __hash__(self): return hash(self.fingerprint)
@@ -151,6 +151,7 @@ class Hierarchy(Costs):
         titles=None,  # a longer name for each class
         name=None,    # of the tree
         places=None,  # where each path was found, for errors
+        level_names=None, # names of the levels below the root, coarsest first, e.g. `['family','species']`
     ):
         paths = _as_paths(paths)
         ends, met = _grow(paths, places or [f'path {i+1}' for i in range(len(paths))])
@@ -159,10 +160,11 @@ class Hierarchy(Costs):
         self.__dict__.update(_layout(ends, met, _weights_by_node(weights, met)), places=places,
             name=as_name(name) if name else None, titles=titles and [as_name(t) for t in titles])
         self.__dict__['leaves'] = _leaf_names(self._names[:len(ends)], self._path)
+        self.__dict__['_level_names'] = _check_levels(level_names, int(self.levels.max()))
         if weights: _check_range(self)
 
     def __setattr__(self, k, v): raise AttributeError(f'a Hierarchy does not change: cannot set {k!r}')
-    def __reduce__(self): return Hierarchy, (self._paths, self.weights, self.titles, self.name)
+    def __reduce__(self): return Hierarchy, (self._paths, self.weights, self.titles, self.name, None, self._level_names)
     @cached_property
     def _heights(self): return np.array(self._down(0., lambda w, i: w + self._w[i])) # distances from the root
     @cached_property
@@ -184,6 +186,13 @@ def _leaf_names(names, path):
         count = Counter(names)
         names = [n if count[n] == 1 else '/'.join(path(k)) for k, n in enumerate(names)]
     return unique_names(names)
+
+def _check_levels(names, depth):
+    "The first `depth` of the level `names`; None if they are only numbers, or have another meaning in a table"
+    other = re.compile(r'(level)?[\W_]*\d*|title|weight:.*|node|parent|predicted', re.I)
+    if names is None or any(other.fullmatch(str(n)) for n in names): return None
+    names = unique_names(names)[:depth]
+    return names if len(names) == depth else fail(f'{len(names)} names for {depth} levels: {quoted(names)}')
 
 def _check_range(h):
     "Refuse weights of `h` that rounding would lose"
@@ -219,9 +228,10 @@ def _down(self:Hierarchy, value, step):
 @patch(cls_method=True)
 def from_paths(cls:Hierarchy, paths, weights=None, titles=None, name=None,
     sep=None, # splits texts: `'/'` reads 'animal/cat'
+    level_names=None,
 ):
     "A hierarchy from one path per class, e.g. `[('animal','cat'), ('stone',)]`, or from rows of an array"
-    return cls(_as_paths(paths, sep), weights, titles, name)
+    return cls(_as_paths(paths, sep), weights, titles, name, level_names=level_names)
 
 # %% ../nbs/00_hierarchy.ipynb #bc8f8db1
 @patch(as_prop=True)
@@ -233,6 +243,12 @@ def n_nodes(self:Hierarchy):
 def depth(self:Hierarchy):
     "Number of edges from the root to the deepest leaf"
     return int(self.levels.max())
+
+# %% ../nbs/00_hierarchy.ipynb #57f69e2f
+@patch(as_prop=True)
+def level_names(self:Hierarchy):
+    "Names of the levels below the root, coarsest first: those given, or numbers and 'class' for the last"
+    return self._level_names or [*(f'level {l}' for l in range(1, self.depth)), 'class']
 
 # %% ../nbs/00_hierarchy.ipynb #1165bd73
 @patch(as_prop=True)
@@ -323,6 +339,7 @@ def collapse(self:Hierarchy):
     "The tree without groups that have one child or contain every class; other edges keep their weights"
     kids, size = torch.bincount(self.parent[:-1], minlength=self.n_nodes), self.spans()[1]
     keep = (torch.arange(self.n_nodes) < len(self)) | ((kids > 1) & (size < len(self)))
+    if keep[:-1].all(): return self
     path = self._down((), lambda p, i: (*p, self._names[i]) if keep[i] else p)
     weights = {path[i]: w for i, w in enumerate(self._w) if keep[i]}
     return Hierarchy(path[:len(self)], weights, self.titles, self.name)
@@ -487,7 +504,8 @@ def _take(self:Hierarchy, idx):
     paths, weights = [self._path(i) for i in idx], self.weights
     kept = {p[:k+1] for p in paths for k in range(len(p))} if weights else ()
     titles, places = ([o[i] for i in idx] if o else None for o in (self.titles, self.places))
-    return Hierarchy(paths, {p: w for p, w in weights.items() if p in kept}, titles, self.name, places)
+    weights = {p: w for p, w in weights.items() if p in kept}
+    return Hierarchy(paths, weights, titles, self.name, places, self._level_names)
 
 @patch
 def _take(self:CostMatrix, idx): return CostMatrix(self.D[idx][:,idx], [self.leaves[i] for i in idx], warn=False)

@@ -85,11 +85,6 @@ def _classes(D, vocab=None):
     D = align_costs(D, vocab)
     return D if isinstance(D, Costs) else CostMatrix(D, warn=False)
 
-def _ancestors(h):
-    "Nodes from the root to each class, the class itself below its level"
-    P = h.path_table()
-    return torch.where(P<0, torch.arange(len(P))[:,None], P)
-
 # %% ../nbs/05_metrics.ipynb #6d6c6872
 def _sums(*xs): return torch.stack([x.sum(dtype=torch.float64) for x in xs])
 def _ratio(s, k=1): return s[0]/s[k]
@@ -143,20 +138,20 @@ def hier_dist_at_k(scores, targets, D, k, ignore_index=None, vocab=None):
 # %% ../nbs/05_metrics.ipynb #475883b8
 def _same_at(b, c, level):
     i,j,n = b.pairs(len(c))
-    A = _ancestors(c)[:,level]
+    A = c.ancestors(level)
     return _sums(n*(A[i]==A[j]), n)
 
 # %% ../nbs/05_metrics.ipynb #bca4d9e2
 def level_accuracy(scores, targets, h, level, ignore_index=None, vocab=None):
     "Accuracy of `scores` for `targets` at `level` of `h`; `ignore_index` and `vocab` as in `average_cost`"
-    as_tree(h, 'level_accuracy').ancestors(level) # raises if there is no such level
+    as_tree(h, 'level_accuracy')
     return _ratio(_same_at(Batch(scores, targets, ignore_index), _classes(h, vocab), level))
 
 # %% ../nbs/05_metrics.ipynb #61cd1e70
 def _overlap(b, c):
     i,j,n = b.pairs(len(c))
-    A,size = _ancestors(c)[:,1:],c.levels
-    both = torch.minimum((A[i]==A[j]).sum(1), size[i])
+    P,size = c.path_table()[:,1:],c.levels
+    both = ((P[i]==P[j]) & (P[i]>=0)).sum(1)
     return _sums(n*both, n*size[i], n*size[j])
 
 def _f1(s): return 2*s[0]/(s[1]+s[2])
@@ -243,18 +238,23 @@ class _SumMetric(Metric):
     def reset(self):
         "Forget all batches"
         self.total,self.result,self.device = None,None,'cpu'
-    def add(self, b):
-        "Add the sums of the `Batch` `b`"
-        s = self.sums(b, self.reader.classes).double()
-        self.total,self.result = s if self.total is None else self.total+s,None
-    def accumulate(self, learn):
-        "Add the sums of the batch that `learn` has just predicted"
-        self.device = learn.pred.device
-        self.add(self.reader(learn))
     @property
     def name(self):
         "Name of the metric"
         return self._name
+
+# %% ../nbs/05_metrics.ipynb #38c5a23d
+@patch
+def add(self:_SumMetric, b):
+    "Add the sums of the `Batch` `b`"
+    s = self.sums(b, self.reader.classes).double()
+    self.total,self.result = s if self.total is None else self.total+s,None
+
+@patch
+def accumulate(self:_SumMetric, learn):
+    "Add the sums of the batch that `learn` has just predicted"
+    self.device = learn.pred.device
+    self.add(self.reader(learn))
 
 # %% ../nbs/05_metrics.ipynb #931766ab
 def _all_sum(x, device):
@@ -286,7 +286,9 @@ def _make(o, D, k):
     if o not in _measures: raise HierarchyError(f'unknown metric {o!r}; choose from {", ".join(_measures)}')
     if o in _tree_measures: as_tree(D, o)
     sums,final = _measures[o]
-    if o == 'level_accuracy': return [(f'level_{l}_accuracy', partial(sums, level=l), final) for l in range(1, D.depth)]
+    if o == 'level_accuracy':
+        levels = enumerate([f'{n}_accuracy'.replace(' ', '_') for n in D.level_names[:-1]], 1)
+        return [(n, partial(sums, level=l), final) for l,n in levels]
     if o == 'hier_dist_at_k': return [(f'hier_dist_at_{k}', partial(sums, k=k), final)]
     return [(o, sums, final)]
 

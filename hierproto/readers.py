@@ -43,6 +43,7 @@ def from_nested(cls:Hierarchy,
     weights=None, # edge weights other than 1, by path
     titles=None,  # a longer name for each class
     name=None,    # of the tree
+    level_names=None, # coarsest first
 ):
     "A hierarchy from nested dicts and lists"
     found, todo = [], [((), tree, 0)]
@@ -52,7 +53,7 @@ def from_nested(cls:Hierarchy,
         if path and (t is None or type(t) is int): found.append((t, path))
         else: todo += reversed([(*o, depth+1) for o in _below(t, path)])
     paths = [found[i][1] for i in _class_order(*zip(*found))]
-    return cls(paths, weights, titles, name, ['/'.join(p) for p in paths])
+    return cls(paths, weights, titles, name, ['/'.join(p) for p in paths], level_names)
 
 # %% ../nbs/01_readers.ipynb #eaba3433
 @patch
@@ -211,7 +212,7 @@ def from_csv(cls:Hierarchy,
     _known(df, *cols, *(c.removeprefix('weight:') for c in df if c.startswith('weight:')))
     paths = [trim_cells(r) for r in df[cols].values.tolist()]
     titles = [t or p[-1] for t, p in zip(df['title'], paths) if p] if 'title' in {*df} - {*cols} else None
-    h = cls(paths, _row_weights(df, cols, paths), titles, name, [*df.index])
+    h = cls(paths, _row_weights(df, cols, paths), titles, name, [*df.index], cols)
     _warn_odd(h, cols[0] if levels is None else None, df.index.name)
     return h
 
@@ -233,10 +234,10 @@ def _write(text, f):
 def to_csv(self:Hierarchy, f=None):
     "Write the tree as CSV to `f`; None returns the text"
     weights, paths = self.weights, self.nodes[:len(self)]
-    levels = [[p[l] if l < len(p) else '' for p in paths] for l in range(self.depth)]
-    df = pd.DataFrame({f'level{l+1}': names for l, names in enumerate(levels)})
+    head = self._level_names or [f'level{l+1}' for l in range(self.depth)]
+    df = pd.DataFrame([[*p, *['']*(self.depth-len(p))] for p in paths], columns=head)
     for l in sorted({len(p) for p in weights}):
-        df[f'weight:level{l}'] = [repr(weights.get(p[:l], 1.)) if l <= len(p) else '' for p in paths]
+        df[f'weight:{head[l-1]}'] = [repr(weights.get(p[:l], 1.)) if l <= len(p) else '' for p in paths]
     if self.titles: df['title'] = self.titles
     return _write(df.to_csv(index=False, lineterminator='\n'), f)
 
@@ -256,7 +257,8 @@ def _read_json(f, name=None):
         if kind == _costs_format: return CostMatrix(d.get('costs'), d.get('names'), warn=False)
         if kind != _tree_format: return Hierarchy.from_nested(d, name=name)
         weights = {tuple(p): w for p, w in d.get('weights') or []}
-        return Hierarchy.from_nested(d.get('tree'), weights, d.get('titles'), name or d.get('name'))
+        names = d.get('titles'), name or d.get('name'), d.get('level_names')
+        return Hierarchy.from_nested(d.get('tree'), weights, *names)
     except (TypeError, ValueError, RecursionError) as e: fail(f'this JSON cannot be read: {e}', label)
 
 # %% ../nbs/01_readers.ipynb #08ba86df
@@ -269,8 +271,8 @@ def from_json(cls:Hierarchy, f, name=None):
 @patch
 def to_json(self:Hierarchy, f=None, **kwargs):
     "Write the tree as JSON, with the entries `kwargs`, to `f`; None returns the text"
-    d = dict(format=_tree_format, name=self.name, **kwargs, tree=self.nested(), titles=self.titles,
-             weights=[*self.weights.items()])
+    d = dict(format=_tree_format, name=self.name, level_names=self._level_names, **kwargs, tree=self.nested(),
+             titles=self.titles, weights=[*self.weights.items()])
     try: text = json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False)
     except RecursionError: fail(f'a tree of depth {self.depth} is too deep for JSON: `to_csv` writes it')
     return _write(text + '\n', f)
@@ -407,15 +409,21 @@ def wordnet_senses(names, wn=None):
     return pd.DataFrame(rows, columns=['name', 'sense', 'definition'])
 
 # %% ../nbs/01_readers.ipynb #50e45687
+def _synset(wn, name, sense):
+    try: return wn.synset(sense)
+    except Exception: fail(f'WordNet has no synset {sense!r}, chosen for {name!r}; `wordnet_senses` lists senses')
+
 def _choose_senses(names, wn, senses):
     "The synset meant by each of `names`"
-    found = {n: [wn.synset(senses[n])] if n in senses else _synsets(wn, n) for n in names}
-    unknown, several = [n for n in names if not found[n]], [n for n in names if len(found[n]) > 1]
-    if unknown: fail(f'WordNet has no noun for {quoted(unknown)}: choose synsets with `senses=`')
-    if several:
-        which, other = ', '.join(f'{n!r} ({len(found[n])} senses)' for n in several), found[several[0]][1].name()
-        warnings.warn(f'{which}: the first is used; see `wordnet_senses`, choose with senses={ {several[0]: other} }',
-                      stacklevel=3)
+    unknown = {*senses} - {*names}
+    if unknown: fail(f'`senses` has {quoted(sorted(unknown))}, which is not one of the names')
+    found = {n: [_synset(wn, n, senses[n])] if n in senses else _synsets(wn, n) for n in names}
+    if unknown := [n for n in names if not found[n]]:
+        fail(f'WordNet has no noun for {quoted(unknown)}: choose a synset for each with `senses=`')
+    if several := [n for n in names if len(found[n]) > 1]:
+        choice = {several[0]: found[several[0]][1].name()}
+        warnings.warn(f'the first of several senses is used for {quoted(several)}: `wordnet_senses` lists them, '
+                      f'senses={choice} chooses', stacklevel=3)
     return [found[n][0] for n in names]
 
 # %% ../nbs/01_readers.ipynb #fce4f0b0

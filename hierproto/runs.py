@@ -322,7 +322,7 @@ def _measure(learn, h, ignore_index=None):
         labels = [torch.tensor(o.astype(np.int64)) for o in keep.labels.values()]
         decided = hier_report(*labels, h, ignore_index=ignore_index)
         res.update({short(k): v for k,v in decided.items()})
-    levels = [res.pop(k) for k in list(res) if k.startswith('level_')]
+    levels = [res.pop(k) for k in list(res) if k.endswith('_accuracy')]
     return dict(res, loss=loss, levels=json.dumps(levels), n_test=len(dl.dataset)), keep.labels
 
 # %% ../nbs/51_runs.ipynb #8cf0c940

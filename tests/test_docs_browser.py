@@ -197,11 +197,8 @@ def test_dark_and_light(in_tab):
         return seen
     assert len(in_tab(colours)) == 2
 
-no_heading = pytest.mark.xfail(reason='no heading on the page has these words')
-
 @pytest.mark.parametrize('query,page', [('distortion', 'distortion.html'), ('MetricGuide', 'callbacks.html'),
-                                        pytest.param('average cost', 'metrics.html', marks=no_heading),
-                                        pytest.param('distortion loss', 'distortion.html', marks=no_heading)])
+                                        ('average cost', 'metrics.html'), ('distortion loss', 'distortion.html')])
 def test_search_finds_the_definition_first(query, page, in_tab, sphinx):
     async def search(tab):
         faults = await opened(tab, f'search.html?q={query}')

@@ -230,7 +230,7 @@ def test_wordnet_does_not_depend_on_the_order_of_hypernyms():
 
 
 def test_ambiguous_words_are_reported():
-    with pytest.warns(UserWarning, match="'crane' \\(2 senses\\).*senses="): t = Hierarchy.from_wordnet(['dog', 'crane'], wn=WordNet(), collapse=False)
+    with pytest.warns(UserWarning, match="first of several senses is used for 'crane'.*senses="): t = Hierarchy.from_wordnet(['dog', 'crane'], wn=WordNet(), collapse=False)
     assert t.nodes[1] == ('entity', 'machine', 'crane')
     found = wordnet_senses(['crane'], wn=WordNet())
     assert found.sense.tolist() == ['crane.n.04', 'crane.n.05'] and found.definition[1] == 'what crane.n.05 means'
@@ -238,6 +238,33 @@ def test_ambiguous_words_are_reported():
         warnings.simplefilter('error')
         t = Hierarchy.from_wordnet(['dog', 'crane'], senses={'crane': 'crane.n.05'}, wn=WordNet(), collapse=False)
     assert t.nodes[1] == ('entity', 'animal', 'crane')
+
+
+@pytest.fixture(scope='module')
+def real_wordnet():
+    corpus = pytest.importorskip('nltk.corpus', reason='nltk is not installed').wordnet
+    try: corpus.ensure_loaded()
+    except LookupError: pytest.skip('the corpus of WordNet is not installed')
+    return corpus
+
+
+def test_the_real_wordnet(real_wordnet):
+    senses = dict(tiger='tiger.n.02', oak='oak.n.02', maple='maple.n.02', crane='crane.n.05', couch='sofa.n.01', lion='lion.n.01', fox='fox.n.01')
+    names = [*senses, 'golden retriever', 'Einstein']
+    with pytest.warns(UserWarning, match="first of several senses is used for 'Einstein': .*senses={'Einstein': 'genius.n.01'}"): t = Hierarchy.from_wordnet(names, senses)
+    assert t.leaves == names and t.nodes[0][-2:] == ('big_cat.n.01', 'tiger') and t.nodes[1] == ('organism.n.01', 'tree.n.01', 'oak')
+    cost = lambda a, b: t.pair_costs(names.index(a), names.index(b)).item()
+    assert cost('tiger', 'lion') == 2 < cost('tiger', 'fox') <= cost('tiger', 'crane') < cost('tiger', 'oak')
+    found = wordnet_senses(['crane', 'xyzzy'])
+    assert found.sense.tolist() == ['crane.n.01', 'crane.n.02', 'grus.n.01', 'crane.n.04', 'crane.n.05'] and 'bird' in found.definition[4]
+
+
+@pytest.mark.parametrize('names, senses, why', [
+    (['cat', 'maple tree'], {}, "no noun for 'maple tree': choose a synset for each"), (['cat'], {'cat': 'cat.n.99'}, "no synset 'cat.n.99', chosen for 'cat'"),
+    (['cat'], {'cat': 'feline'}, "no synset 'feline'"), (['cat'], {'Cat': 'cat.n.01'}, "`senses` has 'Cat', which is not one of the names")])
+def test_the_real_wordnet_says_what_is_missing(real_wordnet, names, senses, why):
+    with pytest.raises(HierarchyError) as e: Hierarchy.from_wordnet(names, senses)
+    assert why in str(e.value)
 
 
 # --- one reader ---
@@ -265,3 +292,33 @@ def test_align_costs_reads_files_and_vocabularies(tmp_path):
     for v in (vocab, dls, [['the', 'a'], vocab]): assert align_costs(str(f), v).leaves == vocab
     assert align_costs(h, None) is h and align_costs(h, ['dog', 'oak'], subset=True).leaves == ['dog', 'oak']
     with pytest.raises(HierarchyError, match='costs of 3 classes for data with 5'): align_costs(torch.ones(3, 3), vocab)
+
+
+# --- names of levels ---
+def test_level_names_travel(tmp_path):
+    "The header of a table names the levels; what keeps the levels keeps the names"
+    import copy, pickle
+    t = Hierarchy.from_csv(io.StringIO('kingdom,family,species,title,weight:family\nanimal,cats,lion,a lion,2\nanimal,dogs,fox,a fox,\nplant,beeches,oak,an oak,\n'))
+    names = ['kingdom', 'family', 'species']
+    same = [t, t.align(['fox', 'oak', 'lion']), t.subset(['fox']), pickle.loads(pickle.dumps(t)), copy.deepcopy(t), read_hierarchy(t.to_csv(tmp_path/'t.csv')),
+            read_hierarchy(t.to_json(tmp_path/'t.json')), Hierarchy.from_frame(pd.read_csv(tmp_path/'t.csv'))]
+    assert [o.level_names for o in same] == [names]*len(same)
+    assert t == Hierarchy(t.nodes[:3], t.weights) and t.fingerprint == Hierarchy(t.nodes[:3], t.weights).fingerprint
+    assert t.collapse().level_names == ['level 1', 'class'] and Hierarchy.from_csv(io.StringIO(t.to_csv()), levels=['family', 'species']).level_names == names[1:]
+    assert Hierarchy.from_csv(io.StringIO('a,b\nx,1\nx,2\ny,3\ny,4\n')).collapse().level_names == ['a', 'b'], 'nothing was collapsed'
+    assert CostMatrix([[0, 1], [1, 0]]).level_names == ['class']
+
+
+@pytest.mark.parametrize('head', ['level1,level2', 'Level 1,Level 2', '0,1', 'group,', 'title,class', 'node,parent', 'predicted,class'])
+def test_headers_that_are_no_names(head):
+    t = Hierarchy.from_csv(io.StringIO(f'{head}\npet,cat\npet,dog\n'), levels=head.split(','))
+    assert t.level_names == ['level 1', 'class'] and Hierarchy.from_csv(io.StringIO(t.to_csv())) == t
+
+
+@quick
+@given(st.lists(st.text(max_size=6), min_size=3, max_size=3))
+def test_any_level_names(heads):
+    try: t = Hierarchy([('a', 'b', 'c'), ('a', 'd', 'e'), ('f', 'g', 'h')], level_names=heads)
+    except HierarchyError: return  # two names that are one once tidied, or a control character
+    for back in (Hierarchy.from_csv(io.StringIO(t.to_csv())), Hierarchy.from_json(io.StringIO(t.to_json()))):
+        assert back == t and back.level_names == t.level_names

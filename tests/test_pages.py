@@ -39,7 +39,7 @@ def report(tmp_path_factory):
     "The page on 400 samples of six classes, two of them with hostile names, with a picture each"
     d, rng = tmp_path_factory.mktemp('audit'), np.random.default_rng(0)
     h = Hierarchy.from_paths([('animal', 'pet', 'cat'), ('animal', 'pet', 'dog'), ('animal', 'farm', 'cow'), ('animal', 'farm', EVIL),
-                              ('plant', 'tree', 'oak'), ('plant', 'tree', '</script><script>alert(2)</script>')])
+                              ('plant', 'tree', 'oak'), ('plant', 'tree', '</script><script>alert(2)</script>')], level_names=['kingdom', EVIL, 'species'])
     y = rng.integers(6, size=400)
     scores = torch.tensor(rng.standard_normal((400, 6)) + 2*np.eye(6)[y])
     for k in range(6): Image.fromarray(np.full((8, 8, 3), 40*k, np.uint8)).save(d/f'{k}.png')
@@ -97,6 +97,8 @@ def test_levels_filter(report, page):
     f, p = report
     page.goto(f.as_uri())
     top = {n: path[0] for n, path in zip(p.h.leaves, p.h.nodes)}
+    assert page.locator('#level option').all_inner_texts() == ['all mistakes', *(f'wrong from {n} on' for n in ('kingdom', EVIL, 'species'))]
+    assert 'kingdom accuracy %' in page.locator('table').first.inner_text()
     page.select_option('#level', '1')
     rows = page.locator('#costly tbody tr:visible')
     pairs = [rows.nth(i).locator('td').all_inner_texts()[:2] for i in range(rows.count())]
@@ -125,6 +127,20 @@ def test_the_tree_folds(report, page):
     assert not cat.is_visible()
     page.locator('#fold').click(); page.locator('#fold').click()
     assert cat.is_visible()
+
+def test_the_cost_stands_among_those_of_shuffled_trees(report, page):
+    page.goto(report[0].as_uri())
+    data = json.loads(page.locator('#data').text_content())['fit']
+    assert sum(data['bars']) == 50 and page.locator('#shuffled rect').count() == 40
+    assert f"as given: {data['true']:.2f}" in page.locator('#shuffled').inner_text()
+
+def test_dark_and_light(report, page):
+    page.goto(report[0].as_uri())
+    seen = set()
+    for theme in ('dark', 'light'):
+        page.emulate_media(color_scheme=theme)
+        seen.add(page.evaluate("(o => o.backgroundColor + o.color + getComputedStyle(document.querySelector('#cells text')).fill)(getComputedStyle(document.body))"))
+    assert len(seen) == 2
 
 @pytest.mark.parametrize('width', [390, 1400])
 def test_pages_fit_phones_and_desks(report, page, width, tmp_path):

@@ -255,6 +255,9 @@ head += """<script>addEventListener('DOMContentLoaded', () => document.querySele
   c.onkeydown = e => { if (e.key == 'Enter') toggle() }
   open(list.children.length == 1 || list.classList.contains('current')) }))</script>"""
 
+# in the search, a heading that contains the query comes before pages whose headings contain one of its words
+scorer = "var Scorer = {score: o => o[4] + (o[6] === 'title' ? 20 : 0), title: 15, partialTitle: 7, term: 5, partialTerm: 2};"
+
 def on_doctree(app, doctree):
     r"Keep Sphinx from wrapping long equations in an environment that forbids \tag, and give headings their anchors"
     for node in doctree.findall(lambda n: n.tagname == 'math_block'): node['classes'].append('amsmath')
@@ -277,6 +280,8 @@ def sphinx_docs(out):
     with tempfile.TemporaryDirectory() as tmp:
         proc, src = Path(tmp)/'proc', Path(tmp)/'src'
         for d in (proc, src): d.mkdir()
+        conf['html_search_scorer'] = str(Path(tmp)/'scorer.js')
+        Path(conf['html_search_scorer']).write_text(scorer)
         process(proc)
         polish_all(proc)
         page2nb = sphinx_source(proc, src)

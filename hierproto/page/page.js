@@ -28,8 +28,8 @@ function drawMistakes(rows) {
     th.onclick = () => sortBy($('costly'), i);
     th.onkeydown = e => e.key === 'Enter' && sortBy($('costly'), i);
   });
-  for (let l = 1; l <= data.levels; l++) add($('level'), 'option', {value: l}, 'that part at level ' + l);
-  $('level').hidden = data.levels < 2;
+  data.levels.forEach((name, l) => add($('level'), 'option', {value: l + 1}, 'wrong from ' + name + ' on'));
+  $('level').hidden = data.levels.length < 2;
   $('level').onchange = () => {
     for (const e of document.querySelectorAll('#cells rect[data-level], #costly tbody tr'))
       e.classList.toggle('off', $('level').value !== '0' && e.dataset.level !== $('level').value);
@@ -51,7 +51,7 @@ function drawMatrix({names, rows, cells}) {
   const m = labels ? 1 + .36 * Math.max(...short.map(o => o.length)) : 0;
   const size = names.length + m, style = `max-width:${Math.min(46, 2 * size)}rem`;
   const svg = add($('cells'), 'svg', {viewBox: `${-m} ${-m} ${size} ${rows + m}`, style});
-  add(svg, 'rect', {width: names.length, height: rows, fill: '#f4f4f4', 'pointer-events': 'none'});
+  add(svg, 'rect', {width: names.length, height: rows, class: 'empty', 'pointer-events': 'none'});
   if (labels) short.forEach((name, i) => {
     if (i < rows) add(svg, 'text', {x: -.3, y: i + .7, 'text-anchor': 'end'}, name);
     add(svg, 'text', {transform: `translate(${i + .7} -.3) rotate(-90)`}, name);
@@ -59,13 +59,14 @@ function drawMatrix({names, rows, cells}) {
   const most = f => cells.reduce((a, c) => Math.max(a, f(c)), 1e-9), right = c => c[0] === c[1];
   const top = [most(c => right(c) ? 0 : c[2]), most(c => right(c) ? c[2] : 0)], cost = most(c => c[3]);
   cells.forEach((c, i) => {
-    const fill = right(c) ? '#567' : `hsl(${45 - 45 * c[3] / cost} 85% 50%)`, opacity = .2 + .8 * Math.sqrt(c[2] / top[+right(c)]);
+    const fill = right(c) ? '#789' : `hsl(${45 - 45 * c[3] / cost} 85% 50%)`, opacity = .2 + .8 * Math.sqrt(c[2] / top[+right(c)]);
     const attrs = {x: c[1], y: c[0], width: 1, height: 1, fill, opacity, 'data-i': i, 'data-level': c[4]};
     add(add(svg, 'rect', attrs), 'title', {}, about(c));
   });
-  function about([row, column, times, each]) {
+  function about([row, column, times, each, level]) {
     if (row === column) return `${names[row]}: ${times} times right`;
-    return `${names[row]} taken for ${names[column]}: ${times} times, cost ${round(each)} each`;
+    const from = data.levels.length > 1 ? `, wrong from ${data.levels[level - 1]} on` : '';
+    return `${names[row]} taken for ${names[column]}: ${times} times, cost ${round(each)} each${from}`;
   }
   svg.onclick = ({target}) => {
     if (!target.dataset.i) return;
@@ -82,15 +83,15 @@ function drawMatrix({names, rows, cells}) {
 function drawCurve(curve) {
   const svg = add($('lines'), 'svg', {viewBox: '-12 -3 116 64', style: 'font-size:4px'});
   for (const y of [0, .5, 1]) {
-    add(svg, 'path', {d: `M0 ${50 - 50 * y}H100`, stroke: '#ddd', 'stroke-width': .3});
+    add(svg, 'path', {d: `M0 ${50 - 50 * y}H100`, class: 'grid'});
     add(svg, 'text', {x: -1, y: 51 - 50 * y, 'text-anchor': 'end'}, percent(y));
   }
-  [['answers that are right', '#06c'], ['answers that name a class', '#c50']].forEach(([name, stroke], i) => {
+  [['answers that are right', 'var(--blue)'], ['answers that name a class', 'var(--red)']].forEach(([name, colour], i) => {
     const points = curve.map(o => `${100 * o[0]},${50 - 50 * o[i + 1]}`).join(' ');
-    add(svg, 'polyline', {points, stroke, fill: 'none', 'stroke-width': .8});
-    add(svg, 'text', {x: 50 * i, y: 58, fill: stroke}, name);
+    add(svg, 'polyline', {points, style: `stroke:${colour}`, fill: 'none', 'stroke-width': .8});
+    add(svg, 'text', {x: 50 * i, y: 58, style: `fill:${colour}`}, name);
   });
-  const line = add(svg, 'path', {d: 'M0 0V50', stroke: '#222', 'stroke-width': .5});
+  const line = add(svg, 'path', {d: 'M0 0V50', stroke: 'currentColor', 'stroke-width': .5});
   $('certainty').oninput = () => {
     const [t, right, classes, cost] = curve[$('certainty').value];
     line.setAttribute('transform', `translate(${100 * t} 0)`);
@@ -107,10 +108,20 @@ function drawTree([name, wrong, total, kids], parent) {
   for (const kid of kids) drawTree(kid, list);
 }
 
-const draw = {mistakes: drawMistakes, matrix: drawMatrix, curve: drawCurve, tree: root => drawTree(root, add($('tree'), 'ul')), fit: ({says, image}) => {
+// The cost as given (a line) among those of shuffled hierarchies (bars).
+function drawFit({says, true: cost, ends: [low, high], bars}) {
   document.querySelector('.says').textContent = says;
-  image ? document.querySelector('#fit img').src = image : document.querySelector('#fit img').remove();
-}};
+  const most = Math.max(...bars), width = 100 / bars.length, at = 100 * (cost - low) / (high - low);
+  if (most === bars.reduce((a, b) => a + b)) return; // all the same
+  const svg = add($('shuffled'), 'svg', {viewBox: '-6 -8 112 54', style: 'font-size:4px'});
+  bars.forEach((n, i) => add(svg, 'rect', {x: i * width, y: 40 - 40 * n / most, width: .9 * width, height: 40 * n / most, fill: '#789'}));
+  add(svg, 'path', {d: `M${at} -2V40`, style: 'stroke:var(--red)', 'stroke-width': .8});
+  add(svg, 'text', {x: at, y: -3, style: 'fill:var(--red)', 'text-anchor': at < 50 ? 'start' : 'end'}, `as given: ${cost.toFixed(2)}`);
+  for (const [x, v] of [[0, low], [100, high]]) add(svg, 'text', {x, y: 45, 'text-anchor': 'middle'}, v.toFixed(2));
+  add(svg, 'text', {x: 50, y: 45, 'text-anchor': 'middle'}, 'average cost, leaves shuffled');
+}
+
+const draw = {mistakes: drawMistakes, matrix: drawMatrix, curve: drawCurve, fit: drawFit, tree: root => drawTree(root, add($('tree'), 'ul'))};
 for (const [id, f] of Object.entries(draw)) data[id] ? f(data[id]) : $(id).remove();
 if ($('fold')) $('fold').onclick = () => {
   const all = [...document.querySelectorAll('#tree details')], open = all.some(o => o.open);
