@@ -41,6 +41,7 @@ def _digest(*xs):
 
 def _views(x): return x[:,None] if x.ndim==2 else x
 
+# %% ../nbs/47_compare.ipynb #8dbfa363
 @dataclass
 class Pool:
     "Features and labels of a comparison; without `test`, each seed draws its own test part"
@@ -253,6 +254,13 @@ def _todo(ids, done, tune):
     return [*groupby(left, 0, 1).items()] if tune=='once' else [(m,[s]) for m,s in left]
 
 # %% ../nbs/47_compare.ipynb #7533e0b7
+def _fill(path, pool, tasks, ids, jobs, name, progress):
+    "Run the `tasks` and append their rows to the file `path`"
+    new,facts = _run_all(pool, tasks, jobs),dict(data=name, commit=commit(), versions=versions())
+    for rows in progress_bar(new, total=len(tasks)) if progress and tasks else new:
+        for r in rows: add_row(path, dict(r, run_id=ids[r['method'],r['seed'],r['rule']], **facts), _COLUMNS)
+
+# %% ../nbs/47_compare.ipynb #166fcc2c
 def compare(
     data, # a `Pool`, or `DataLoaders` of features
     h, # a `Hierarchy` or costs; aligned by name to the classes
@@ -277,9 +285,7 @@ def compare(
     with tempfile.TemporaryDirectory() as tmp:
         path = Path(out or tmp)/'comparison.csv'
         tasks = [(h, m, s, setup, rules, tune) for m,s in _todo(ids, finished(path), tune)]
-        new,facts = _run_all(pool, tasks, jobs),dict(data=name, commit=commit(), versions=versions())
-        for rows in progress_bar(new, total=len(tasks)) if progress and tasks else new:
-            for r in rows: add_row(path, dict(r, run_id=ids[r['method'],r['seed'],r['rule']], **facts), _COLUMNS)
+        _fill(path, pool, tasks, ids, jobs, name, progress)
         rows = read_rows(path)
     rows = rows[rows.run_id.isin({*ids.values()})].reset_index(drop=True)
     return Comparison(rows, pool, h, setup, bool(pool.test), ('cross_entropy',rules[0]))
@@ -524,6 +530,13 @@ def _level_names(classes, h):
     return names if len(names)==h.depth else None
 
 # %% ../nbs/47_compare.ipynb #3a3662ef
+def _folder_pool(images, h, official, arch, weights, size, progress):
+    "Features of the pictures in the folder `images`"
+    try: dls = features(images, arch, weights=weights or None, size=size or None, h=h, progress=progress)
+    except ValueError as e: raise ModelError(f'{e} (--arch {arch})') from None
+    return Pool.from_dls(dls, official)
+
+# %% ../nbs/47_compare.ipynb #9240cd72
 def compare_folder(
     images:str, # folder with a folder of pictures per class, perhaps inside others or in train/ and test/
     classes:str, # CSV or JSON file of the classes, or the name of a tree
@@ -547,9 +560,8 @@ def compare_folder(
     t,show = picture_table(images, h),sys.stdout.isatty()
     h,official = check_classes(t, h, subset, _LEAST),t.split.notna().all()
     if tune=='once' and not official: raise ModelError('--tune once needs an official test set: folders train and test')
-    try: dls = features(images, arch, weights=weights or None, size=size or None, h=h, progress=show)
-    except ValueError as e: raise ModelError(f'{e} (--arch {arch})') from None
-    res = compare(Pool.from_dls(dls, official), h, names, seeds, tune=tune, out=out, jobs=jobs or defaults.cpus,
+    pool = _folder_pool(images, h, official, arch, weights, size, show)
+    res = compare(pool, h, names, seeds, tune=tune, out=out, jobs=jobs or defaults.cpus,
                   name=Path(images).name, progress=show, epochs=epochs, hidden=hidden)
     page,res.level_names = Path(out)/'comparison.html',_level_names(classes, h)
     res.save_page(page, f'{Path(images).name}: which method?')
