@@ -9,7 +9,6 @@ __all__ = ['MARGIN', 'Pool', 't_interval', 'holm', 'all_methods', 'compare', 'Co
 import hashlib, html, io, json, math, sys, tempfile, time
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 import numpy as np, pandas as pd, torch
@@ -19,12 +18,14 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from fastcore.all import *
 from fastai.basics import *
+from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import *
 from .hierarchy import *
 from .readers import read_hierarchy
 from .data.core import tensor_dls
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report
+from .callbacks import ProtoWatch
 from .methods import METHODS, get_method, hier_learner
 from .rows import add_row, commit, finished, read_rows, versions, write_whole
 from .features import FeatureDS, check_classes, features, picture_table, put_back
@@ -40,6 +41,7 @@ def _digest(*xs):
 
 def _views(x): return x[:,None] if x.ndim==2 else x
 
+# %% ../nbs/47_compare.ipynb #8dbfa363
 @dataclass
 class Pool:
     "Features and labels of a comparison; without `test`, each seed draws its own test part"
@@ -95,14 +97,11 @@ class _Setup:
     valid: float = .1 # share of the training part on which trials are compared
 
 # %% ../nbs/47_compare.ipynb #07595068
-class _HeadLearner(Learner):
-    "A `Learner` on features"
-    def _call_one(self, event):
-        for cb in sorted(self.cbs, key=attrgetter('order')):
-            if hasattr(type(cb), event) or event in vars(cb) or event=='after_fit': cb(event)
-
 class _NoValidation(Callback):
+    "Skip the validation after each epoch"
     def before_validate(self): raise CancelValidException()
+
+_RECORDERS = Recorder,ProgressCallback,ProtoWatch
 
 # %% ../nbs/47_compare.ipynb #9e3ea099
 def _train(train, valid, vocab, h, method, setup, seed=0, lr=3e-3, **params):
@@ -113,10 +112,11 @@ def _train(train, valid, vocab, h, method, setup, seed=0, lr=3e-3, **params):
     d = train[0].shape[-1]
     body = nn.Sequential(nn.Linear(d, setup.hidden), nn.ReLU()) if setup.hidden else nn.Identity()
     learn = hier_learner(dls, body, h, method, m=setup.m, pretrained=False, metrics=[], **params)
-    learn.__class__,learn.params = _HeadLearner,dict(params, m=setup.m)
-    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(setup.epochs, lr, cbs=_NoValidation())
+    with learn.removed_cbs([o for o in learn.cbs if isinstance(o, _RECORDERS)]):
+        learn.fit_one_cycle(setup.epochs, lr, cbs=_NoValidation())
     return learn
 
+# %% ../nbs/47_compare.ipynb #0434069c
 @torch.no_grad()
 def _scores(learn, x):
     "Scores (N, K) of the first view of the features `x`"
@@ -135,7 +135,7 @@ def _measure(scores, y, h, rule='argmax'):
                 nll=F.cross_entropy(scores, y).item(), ece=calibration_error(scores, y).item())
 
 # %% ../nbs/47_compare.ipynb #dafb0798
-_LRS = (3e-3, 1e-2)
+_LRS = (3e-3, 3e-2)
 _KNOBS = dict(hxe=dict(alpha=(.1,.5)), soft_labels=dict(beta=(10.,30.)), emd=dict(reg=(.05,.5)),
               gp_disto=dict(lam=(1.,10.)), gp_rank=dict(lam=(1.,10.)), learnt=dict(proto_lr=(1.,10.)))
 
@@ -152,19 +152,21 @@ def _parts(pool, setup, seed):
     a,b = _split(pool.y[both], setup.valid, seed)
     return take(both[a]), take(both[b]), pool.test or take(i), (pool.x,pool.y) if pool.test else take(both)
 
-def _choose(train, valid, vocab, h, method, setup, seed):
-    "The settings of `_trials` with the lowest average cost on `valid`"
+# %% ../nbs/47_compare.ipynb #db9f3651
+def _choose(pool, h, method, setup, seed):
+    "The settings of `_trials` with the lowest average cost on the validation part of `seed`"
+    train,valid,*_ = _parts(pool, setup, seed)
     def cost(p):
-        learn = _train(train, valid, vocab, h, method, setup, seed, **p)
+        learn = _train(train, valid, pool.vocab, h, method, setup, seed, **p)
         return _measure(_scores(learn, valid[0]), valid[1], learn.hierarchy)['ahc']
     return min(_trials(method), key=cost)
 
-# %% ../nbs/47_compare.ipynb #62931594
-def _run(pool, h, method, seed, setup, rules=('argmax','crm'), settings=None):
-    "Rows of one method and seed, one per decision rule; `settings` replace the choice among trials"
+# %% ../nbs/47_compare.ipynb #76c8969f
+def _run(pool, h, method, seed, setup, rules=('argmax','crm'), best=None):
+    "Rows of one method and seed, one per decision rule; `best` are settings that replace the choice"
     start = time.time()
-    train,valid,test,both = _parts(pool, setup, seed)
-    best = settings or _choose(train, valid, pool.vocab, h, method, setup, seed)
+    best = best or _choose(pool, h, method, setup, seed)
+    *_,test,both = _parts(pool, setup, seed)
     learn = _train(both, test, pool.vocab, h, method, setup, seed, **best)
     scores = _scores(learn, test[0])
     facts = dict(method=method, seed=seed, settings=json.dumps(best), n_train=len(both[1]), n_test=len(test[1]),
@@ -213,17 +215,23 @@ def _run_id(pool, h, method, seed, rule, setup, tune='each'):
     key = [pool.digest, tree, method, seed, rule, vars(setup), _trials(method)] + [tune]*(tune=='once' and seed>0)
     return hashlib.sha1(json.dumps(key).encode()).hexdigest()[:12]
 
-# %% ../nbs/47_compare.ipynb #2634495b
+# %% ../nbs/47_compare.ipynb #d448b628
+def _run_seeds(pool, h, method, seeds, setup, rules, tune='each'):
+    "Rows of one method with all of `seeds`"
+    best = _choose(pool, h, method, setup, 0) if tune=='once' else None
+    return [r for s in seeds for r in _run(pool, h, method, s, setup, rules, best)]
+
+# %% ../nbs/47_compare.ipynb #6326cc73
 @lru_cache(1)
 def _read_pool(file): return Pool(**torch.load(file, mmap=True, weights_only=True))
 
 def _task(file, *args):
     torch.set_num_threads(1)
-    return _run(_read_pool(file), *args)
+    return _run_seeds(_read_pool(file), *args)
 
 def _run_all(pool, tasks, jobs):
-    "Yields the rows of each of `tasks`, arguments of `_run` after the pool, in their order"
-    if jobs==1 or len(tasks)<2: yield from (_run(pool, *o) for o in tasks)
+    "Yields the rows of each of `tasks`, arguments of `_run_seeds` after the pool"
+    if jobs==1 or len(tasks)<2: yield from (_run_seeds(pool, *o) for o in tasks)
     else:
         with tempfile.TemporaryDirectory() as d, modified_env(PYTHONWARNINGS='ignore::FutureWarning'):
             torch.save(vars(pool), f'{d}/pool.pt')
@@ -239,20 +247,20 @@ def _names(methods, h):
         if get_method(o).tree: as_tree(h, f'The method {o}')
     return names
 
-# %% ../nbs/47_compare.ipynb #7dca7f80
-def _fill(path, pool, h, runs, todo, setup, rules, tune, jobs, name):
-    "Append the rows of `todo`, some of the keys of `runs`, to `path`; yields after each"
-    facts,once = dict(data=name, commit=commit(), versions=versions()),tune=='once'
-    first = [(m,s) for m,s in todo if s==0 or not once]
-    for part in (first, [o for o in todo if o not in first]):
-        rows = read_rows(path) if part and once else None
-        chosen = {} if rows is None or not len(rows) else dict(zip(rows.run_id, rows.settings.map(json.loads)))
-        tasks = [(h, m, s, setup, rules, chosen.get(runs[m,0][rules[0]]) if s and once else None) for m,s in part]
-        for (m,s),res in zip(part, _run_all(pool, tasks, jobs)):
-            for r in res: add_row(path, dict(r, run_id=runs[m,s][r['rule']], **facts), _COLUMNS)
-            yield
+# %% ../nbs/47_compare.ipynb #2634495b
+def _todo(ids, done, tune):
+    "Pairs of a method and seeds with an id that is not in `done`: one pair per seed, or per method to tune once"
+    left = dict.fromkeys((m,s) for (m,s,_),i in ids.items() if i not in done)
+    return [*groupby(left, 0, 1).items()] if tune=='once' else [(m,[s]) for m,s in left]
 
-# %% ../nbs/47_compare.ipynb #5f57bfc4
+# %% ../nbs/47_compare.ipynb #7533e0b7
+def _fill(path, pool, tasks, ids, jobs, name, progress):
+    "Run the `tasks` and append their rows to the file `path`"
+    new,facts = _run_all(pool, tasks, jobs),dict(data=name, commit=commit(), versions=versions())
+    for rows in progress_bar(new, total=len(tasks)) if progress and tasks else new:
+        for r in rows: add_row(path, dict(r, run_id=ids[r['method'],r['seed'],r['rule']], **facts), _COLUMNS)
+
+# %% ../nbs/47_compare.ipynb #166fcc2c
 def compare(
     data, # a `Pool`, or `DataLoaders` of features
     h, # a `Hierarchy` or costs; aligned by name to the classes
@@ -272,16 +280,14 @@ def compare(
         raise ValueError("tune='once' needs an official test set: seeds would test on images that made the choice")
     _check_pool(pool)
     h = align_costs(h, pool.vocab)
-    methods = _names(methods, h)
-    runs = {(m,s): {r: _run_id(pool, h, m, s, r, setup, tune) for r in rules} for s in range(seeds) for m in methods}
+    runs = [(m,s,r) for s in range(seeds) for m in _names(methods, h) for r in rules]
+    ids = {o: _run_id(pool, h, *o, setup, tune) for o in runs}
     with tempfile.TemporaryDirectory() as tmp:
         path = Path(out or tmp)/'comparison.csv'
-        done = finished(path)
-        todo = [o for o,ids in runs.items() if not {*ids.values()} <= done]
-        new = _fill(path, pool, h, runs, todo, setup, rules, tune, jobs, name)
-        for _ in progress_bar(new, total=len(todo)) if progress and todo else new: pass
+        tasks = [(h, m, s, setup, rules, tune) for m,s in _todo(ids, finished(path), tune)]
+        _fill(path, pool, tasks, ids, jobs, name, progress)
         rows = read_rows(path)
-    rows = rows[rows.run_id.isin({i for o in runs.values() for i in o.values()})].reset_index(drop=True)
+    rows = rows[rows.run_id.isin({*ids.values()})].reset_index(drop=True)
     return Comparison(rows, pool, h, setup, bool(pool.test), ('cross_entropy',rules[0]))
 
 # %% ../nbs/47_compare.ipynb #61b58617
@@ -303,9 +309,9 @@ def table(self:Comparison):
     "Mean of each metric over the seeds, lowest average cost first"
     groups = self.rows.groupby(['method','rule'])
     t = groups[list(_METRICS)].mean().assign(seeds=groups.seed.nunique()).sort_values('ahc')
-    t['er'] *= 100
-    return t.rename(columns=_METRICS)
+    return t.assign(er=100*t.er).rename(columns=_METRICS)
 
+# %% ../nbs/47_compare.ipynb #0ded50f6
 @patch
 def levels(self:Comparison):
     "Mean accuracy at each level of the tree in percent, under the names of its levels, the classes last"
@@ -314,33 +320,22 @@ def levels(self:Comparison):
     acc.columns = getattr(self.h, 'level_names', ['class'])
     return 100*acc.groupby([self.rows.method, self.rows.rule]).mean().loc[self.table().index]
 
-# %% ../nbs/47_compare.ipynb #0ded50f6
-@patch
-def _paired(self:Comparison, metric, method, rule):
-    "Values of `metric` of a method and of the base, seed by seed"
-    get = lambda m, r: self.rows[(self.rows.method==m) & (self.rows.rule==r)].set_index('seed')[metric]
-    both = pd.concat([get(method, rule), get(*self.base)], axis=1, keys=['a','b']).dropna()
-    return both.a,both.b
-
+# %% ../nbs/47_compare.ipynb #4b9f0e37
 @patch
 def differences(self:Comparison,
     metric='ahc' # 'er', 'ahc', 'severity', 'top5_cost', 'nll' or 'ece'
 ):
     "Change of `metric` against the base in percent, with 95% interval and Holm-adjusted p-value"
-    res,ratio = {},0. if self.official else float((self.rows.n_test/self.rows.n_train).iloc[0])
-    for m,r in self.table().index:
-        if (m,r)==self.base: continue
-        a,b = self._paired(metric, m, r)
-        mean,low,high,p = t_interval(100*(a-b)/b.mean(), ratio)
-        res[m,r] = dict(change=mean, low=low, high=high, p=p, seeds=len(a))
-    df = pd.DataFrame.from_dict(res, orient='index').sort_values('change')
-    df.index = pd.MultiIndex.from_tuples(df.index, names=['method','rule'])
-    return df.assign(p=holm(df.p))
+    ratio = 0. if self.official else float((self.rows.n_test/self.rows.n_train).iloc[0])
+    values = self.rows.pivot(index='seed', columns=['method','rule'], values=metric)
+    base = values[self.base]
+    change = 100*values.drop(columns=[self.base]).sub(base, axis=0)/base.mean()
+    res = pd.DataFrame({k: t_interval(change[k].dropna(), ratio) for k in change}, ['change','low','high','p']).T
+    res = res.rename_axis(['method','rule']).sort_values('change')
+    return res.assign(p=holm(res.p), seeds=change.count())
 
 # %% ../nbs/47_compare.ipynb #f7333550
 MARGIN = 1. # percent: smaller differences do not count
-
-def _name(m, r): return f'{m} with {r}' if r!='argmax' else m
 
 @patch
 def better(self:Comparison, metric='ahc'):
@@ -354,6 +349,8 @@ def winner(self:Comparison):
     return first(self.better().index) or self.base
 
 # %% ../nbs/47_compare.ipynb #d4409717
+def _name(m, r): return f'{m} with {r}' if r!='argmax' else m
+
 @patch
 def advice(self:Comparison):
     "Which method to use, as a sentence"
@@ -410,14 +407,16 @@ def plot(self:Comparison,
     return ax
 
 # %% ../nbs/47_compare.ipynb #b370d0c3
+class _HeadLearner(Learner): "A `Learner` on features that can continue with the network that made them"
+
 @patch
 def best(self:Comparison):
     "A `Learner` of the recommended method, trained on all features; its decision rule is `learn.rule`"
     (method,rule),pool = self.winner,self.pool
-    rows = self.rows[(self.rows.method==method) & (self.rows.rule==rule)]
+    settings = json.loads(self.rows[self.rows.method==method].settings.mode()[0])
     valid = pool.test or [o[_split(pool.y, self.setup.test)[1]] for o in (pool.x,pool.y)]
-    settings = json.loads(rows.settings.mode()[0])
     learn = _train((pool.x,pool.y), valid, pool.vocab, self.h, method, self.setup, **settings)
+    learn.__class__,learn.params = _HeadLearner,{**settings, 'm': self.setup.m, 'lr': defaults.lr}
     learn.rule,learn.dls.features = CRM(learn.hierarchy) if rule=='crm' else argmax_rule,pool.features
     return learn
 
@@ -463,9 +462,8 @@ def intervals(self:Comparison):
 
 # %% ../nbs/47_compare.ipynb #ba134f4f
 _CSS = '''body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}
-h1,h2{line-height:1.2}h2{margin-top:2.5rem}.wide{overflow-x:auto}.note{color:#555}
-svg{min-width:36rem;max-width:100%;height:auto}
-table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
+.wide{overflow-x:auto}svg{min-width:36rem;max-width:100%;height:auto}.note{color:#555}
+table{border-collapse:collapse;font-size:.85rem}
 td,th{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
 td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}
 .advice{font-size:1.2rem;border-left:4px solid #c33;padding-left:1rem}'''
@@ -515,13 +513,21 @@ def save_page(self:Comparison,
 # %% ../nbs/47_compare.ipynb #80d9d501
 _RANGES = dict(size=(16,2048), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16), jobs=(1,1024))
 
-def _check_names(arch, methods):
-    "Raise an error about an unknown architecture or method"
-    make_body(arch)
-    for o in [] if methods=='all' else methods.split(','):
+def _method_names(methods):
+    "The option `--methods` as a list, or 'all'"
+    if methods=='all': return methods
+    for o in (names := methods.split(',')):
         if o not in METHODS: raise ModelError(f"unknown method {o!r} in --methods; choose from {', '.join(METHODS)}")
+    return names
 
 # %% ../nbs/47_compare.ipynb #3a3662ef
+def _folder_pool(images, h, official, arch, weights, size, progress):
+    "Features of the pictures in the folder `images`"
+    try: dls = features(images, arch, weights=weights or None, size=size or None, h=h, progress=progress)
+    except ValueError as e: raise ModelError(f'{e} (--arch {arch})') from None
+    return Pool.from_dls(dls, official)
+
+# %% ../nbs/47_compare.ipynb #9240cd72
 def compare_folder(
     images:str, # folder with a folder of pictures per class, perhaps inside others or in train/ and test/
     classes:str, # CSV or JSON file of the classes, or the name of a tree
@@ -539,16 +545,14 @@ def compare_folder(
 ):
     "Compare methods on a folder of images: every method on features of a pretrained network, with intervals"
     check_ranges(locals(), _RANGES, ('size','hidden','jobs'))
-    _check_names(arch, methods)
+    make_body(arch) # an unknown architecture is an error before any work
+    names,h = _method_names(methods),read_hierarchy(classes)
     Path(out).mkdir(parents=True, exist_ok=True)
-    h = read_hierarchy(classes)
     t,show = picture_table(images, h),sys.stdout.isatty()
     h,official = check_classes(t, h, subset, _LEAST),t.split.notna().all()
     if tune=='once' and not official: raise ModelError('--tune once needs an official test set: folders train and test')
-    try: dls = features(images, arch, weights=weights or None, size=size or None, h=h, progress=show)
-    except ValueError as e: raise ModelError(f'{e} (--arch {arch})') from None
-    names = methods if methods=='all' else methods.split(',')
-    res = compare(Pool.from_dls(dls, official), h, names, seeds, tune=tune, out=out, jobs=jobs or defaults.cpus,
+    pool = _folder_pool(images, h, official, arch, weights, size, show)
+    res = compare(pool, h, names, seeds, tune=tune, out=out, jobs=jobs or defaults.cpus,
                   name=Path(images).name, progress=show, epochs=epochs, hidden=hidden)
     page = Path(out)/'comparison.html'
     res.save_page(page, f'{Path(images).name}: which method?')

@@ -16,21 +16,18 @@ from fastcore.all import *
 from fastai.basics import *
 from fastai.callback.schedule import *
 from .hierarchy import *
-from .readers import read_hierarchy
-from .data.core import TensorDS, tensor_dls
+from .data.core import tensor_dls
 from .inference import CRM, argmax_rule, class_path
 from .learner import hier_learner
+from .features import FeatureDS
 
 # %% ../nbs/49_estimator.ipynb #de6a2c78
-def _flat(names): return Hierarchy.from_paths([(o,) for o in names])
-
 def _from_rows(y):
     "Classes and tree of the rows of paths `y`; empty cells end a path"
     rows = [tuple(str(o) for o in r if o==o and o is not None and str(o)!='') for r in y]
     empty = [i for i,r in enumerate(rows) if not r]
     if empty: raise ValueError(f'row {empty[0]} of y has no class: give at least one name per row')
-    h = Hierarchy.from_paths(sorted({*rows}))
-    return np.array([r[-1] for r in rows]),h
+    return np.array([r[-1] for r in rows]),Hierarchy.from_paths(sorted({*rows}))
 
 # %% ../nbs/49_estimator.ipynb #71760ca8
 class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
@@ -51,22 +48,15 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
 
 # %% ../nbs/49_estimator.ipynb #28afb3ab
 @patch
-def _standardize(self:HierarchicalClassifier, X):
-    "`X` with the mean and deviation of the training set taken out"
-    return torch.as_tensor((X-self._mean)/self._std)
-
-@patch
 def _train(self:HierarchicalClassifier, X, y):
-    "Train a `Learner` on the rows of `X` and the class numbers `y`"
-    dls = tensor_dls((X,y), (X[:2],y[:2]), self.hierarchy_.leaves, bs=min(self.bs, len(X)), ds_cls=_RowDS, device='cpu')
-    body = nn.Sequential(nn.Linear(X.shape[1], self.hidden), nn.ReLU()) if self.hidden else nn.Identity()
+    "Train a `Learner` on the standardised rows `X` and the class numbers `y`"
+    X = X[:,None] # one view
+    dls = tensor_dls((X,y), (X[:2],y[:2]), self.hierarchy_.leaves, bs=min(self.bs, len(X)), ds_cls=FeatureDS, device='cpu')
+    body = nn.Sequential(nn.Linear(X.shape[2], self.hidden), nn.ReLU()) if self.hidden else nn.Identity()
     learn = hier_learner(dls, body, self.hierarchy_, self.method, m=self.m, pretrained=False, metrics=[], wd=self.wd,
                          **(self.params or {}))
     with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(self.epochs, self.lr)
     return learn.model.eval().double() # so that the order of rows does not change the last digits
-
-class _RowDS(TensorDS):
-    def get_x(self, i): return self.x[i].float()
 
 # %% ../nbs/49_estimator.ipynb #42720142
 @patch
@@ -80,12 +70,26 @@ def _labels(self:HierarchicalClassifier, y, hierarchy):
     self.classes_,numbers = np.unique(y, return_inverse=True)
     if len(self.classes_)<2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
     names = [str(o) for o in self.classes_]
-    tree = _flat(names) if hierarchy is None else hierarchy
-    if isinstance(tree, (str,Path)): tree = read_hierarchy(tree)
-    self.hierarchy_ = align_costs(tree, names, subset=True)
+    flat = Hierarchy.from_paths([(o,) for o in names])
+    self.hierarchy_ = align_costs(ifnone(hierarchy, flat), names, subset=True)
     return torch.as_tensor(numbers)
 
-# %% ../nbs/49_estimator.ipynb #3c7ffdc7
+# %% ../nbs/49_estimator.ipynb #984a98dc
+def _validated(self, X, y):
+    "`X` as numbers and `y` as an array, of the same length"
+    if y is None: raise ValueError(f'{type(self).__name__} requires y to be passed, but the target y is None')
+    X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+    y = np.asarray(y.values if hasattr(y, 'values') else y)
+    y = column_or_1d(y, warn=True) if y.ndim==2 and y.shape[1]==1 else y
+    check_consistent_length(X, y)
+    return X,y
+
+@patch
+def _standardize(self:HierarchicalClassifier, X):
+    "`X` with the mean and deviation of the training set taken out"
+    return torch.as_tensor((X-self._mean)/self._std)
+
+# %% ../nbs/49_estimator.ipynb #3aa550b2
 @patch
 def fit(self:HierarchicalClassifier,
     X, # numbers (N, columns)
@@ -103,14 +107,6 @@ def fit(self:HierarchicalClassifier,
     self.n_iter_ = self.epochs
     return self
 
-def _validated(self, X, y):
-    if y is None: raise ValueError(f'{type(self).__name__} requires y to be passed, but the target y is None')
-    X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-    y = np.asarray(y.values if hasattr(y, 'values') else y)
-    y = column_or_1d(y, warn=True) if y.ndim==2 and y.shape[1]==1 else y
-    check_consistent_length(X, y)
-    return X,y
-
 # %% ../nbs/49_estimator.ipynb #db9cc359
 @patch
 def _scores(self:HierarchicalClassifier, X):
@@ -118,11 +114,13 @@ def _scores(self:HierarchicalClassifier, X):
     X = validate_data(self, X, dtype=np.float64, reset=False)
     with torch.no_grad(): return torch.cat([self.model_(o) for o in self._standardize(X).split(4096)])
 
+# %% ../nbs/49_estimator.ipynb #7db5c720
 @patch
 def predict_proba(self:HierarchicalClassifier, X):
     "Probabilities of the `classes_`, one row per sample"
     return self._scores(X).softmax(1).numpy()
 
+# %% ../nbs/49_estimator.ipynb #af20efec
 @patch
 def predict(self:HierarchicalClassifier, X):
     "The class of each row of `X`"
@@ -130,6 +128,7 @@ def predict(self:HierarchicalClassifier, X):
     decide = CRM(self.hierarchy_) if self.rule=='crm' else argmax_rule
     return self.classes_[decide(scores).numpy()]
 
+# %% ../nbs/49_estimator.ipynb #2c3a308d
 @patch
 def predict_path(self:HierarchicalClassifier,
     X, # numbers (N, columns)

@@ -53,16 +53,20 @@ def _files_below(folder, above=()):
         elif f.is_file(): yield f
 
 # %% ../nbs/43_features.ipynb #aabffbe5
+def _unused(ends):
+    "A note on files with the `ends` of neither pictures nor texts; empty if there are none"
+    others = Counter(o for o in ends if o not in _PICTURES|_BESIDE).most_common(5)
+    kinds = ', '.join(f"{_n(k, 'file')} {o or 'without an ending'}" for o,k in others)
+    return f'not used: {kinds}: convert to .jpg or .png' if kinds else ''
+
+# %% ../nbs/43_features.ipynb #9726fdad
 def picture_files(
     folder # where to look
 ):
     "All pictures below `folder`, by their names, in order; warns of files that may be pictures of other formats"
     if not os.path.isdir(folder): raise FileNotFoundError(f'{folder}: there is no such folder')
     ends = {f: f.suffix.lower() for f in _files_below(folder)}
-    others = Counter(o for o in ends.values() if o not in _PICTURES|_BESIDE)
-    note = ', '.join(f"{_n(k, 'file')} {o or 'without an ending'}" for o,k in others.most_common(5))
-    note = f'not used: {note}: convert to .jpg or .png' if note else ''
-    files = [f for f in ends if ends[f] in _PICTURES]
+    note,files = _unused(ends.values()),[f for f in ends if ends[f] in _PICTURES]
     if not files:
         raise FileNotFoundError(f"{folder}: no pictures in this folder ({', '.join(sorted(_PICTURES))}); {note}")
     if note: warnings.warn(f'{folder}: {note}')
@@ -315,6 +319,23 @@ def _body(arch, pretrained=False, weights=None):
     return body.eval().to(memory_format=torch.channels_last)
 
 # %% ../nbs/43_features.ipynb #5f2bdf72
+def _record(body, splits, vocab, size, flip, crops):
+    "What decides the features, with a digest of it all as `key`"
+    prep = {**(preprocessing(body) or _PLAIN), **(dict(size=size) if size else {})}
+    digest = _sha(*body.state_dict().values())
+    meta = dict(arch=body.arch, weights=digest, prep=prep, flip=flip, vocab=[*map(str, vocab)])
+    if crops: meta['crops'] = True
+    meta['key'] = _sha(meta, *concat((s, o.y, o.names, o.stamp) for s,o in splits.items()))
+    return meta
+
+def _compute(file, body, splits, meta, progress, **kw):
+    "Write the features of `splits` to `file`, chunk by chunk"
+    parts = file.with_name(f"{file.name}.{meta['key']}.parts")
+    views = dict(flip=meta['flip'], crops=meta.get('crops', False))
+    _join(file, _extract(body, splits, parts, meta['prep'], views, progress, **kw), splits, meta)
+    shutil.rmtree(parts)
+
+# %% ../nbs/43_features.ipynb #c34e4fde
 @delegates(read_features, but='file')
 def features(
     source, # folder of pictures, or `DataLoaders` of pictures
@@ -334,22 +355,14 @@ def features(
     **kwargs
 ):
     "`DataLoaders` of the features of all pictures in `source`; computed once, then read from a file"
-    device = torch.device(ifnone(device, default_device()))
-    body = _body(arch, pretrained, weights)
-    prep = {**(preprocessing(body) or _PLAIN), **(dict(size=size) if size else {})}
+    device,body = torch.device(ifnone(device, default_device())),_body(arch, pretrained, weights)
     splits,vocab = _splits(source, valid_pct, seed, h)
-    digest = _sha(*body.state_dict().values())
-    meta = dict(arch=body.arch, weights=digest, prep=prep, flip=flip, vocab=[*map(str, vocab)])
-    if crops: meta['crops'] = True
-    meta['key'] = _sha(meta, *concat((s, o.y, o.names, o.stamp) for s,o in splits.items()))
+    meta = _record(body, splits, vocab, size, flip, crops)
     meta['made_by'] = dict(pretrained=pretrained, weights=str(weights) if isinstance(weights, (str,Path)) else None)
     file = Path(file) if file else cache_path('features', meta['key']).with_suffix('.safetensors')
     if _meta(file).get('key')!=meta['key']:
-        parts = file.with_name(f"{file.name}.{meta['key']}.parts")
-        kw = dict(device=device, num_workers=ifnone(num_workers, 0 if device.type=='cpu' else defaults.cpus))
-        views = dict(flip=flip, crops=crops)
-        _join(file, _extract(body.to(device), splits, parts, prep, views, progress, **kw), splits, meta)
-        shutil.rmtree(parts)
+        workers = ifnone(num_workers, 0 if device.type=='cpu' else defaults.cpus)
+        _compute(file, body.to(device), splits, meta, progress, num_workers=workers, device=device)
     return read_features(file, **kwargs)
 
 # %% ../nbs/43_features.ipynb #7bf02116

@@ -198,6 +198,7 @@ def check_ranges(
         if not (lo<=options[k]<=hi or (k in auto and options[k]==0)):
             raise ModelError(f'--{k} must be between {lo} and {hi}, got {options[k]}')
 
+# %% ../nbs/46_fit.ipynb #9569ae3f
 _ranges = dict(epochs=(1,10**5), size=(8,2048), valid=(.001,.999), bs=(2,10**5), m=(1,2**16), lr=(1e-8,100),
                seed=(0,2**32-1), workers=(0,256))
 
@@ -221,14 +222,12 @@ def _check_out(out, force=False, resume=False):
     for f in [out/'try.ckpt'] if resume else out.glob('*.ckpt'): f.unlink()
 
 # %% ../nbs/46_fit.ipynb #35d5a5ed
-def _n(k, what): return f"{k:,} {what}{'s'*(k!=1)}"
-
 def _describe(data, o):
     "A sentence on what is trained on what"
     nv,kind = int(data.table.valid.sum()),', grey' if data.grey else ''
     start = dict(no='random weights', yes='published weights').get(o.pretrained, f'the weights in {o.pretrained}')
     return (f"{len(data.table)-nv:,} pictures of {len(data.h)} classes to learn from, {nv:,} held back; "
-            f"{o.method} on {o.arch}, {o.size}x{o.size} pixels{kind}, {_n(o.epochs, 'epoch')} from {start}")
+            f"{o.method} on {o.arch}, {o.size}x{o.size} pixels{kind}, {o.epochs:,} epoch{'s'*(o.epochs>1)} from {start}")
 
 def _train(data, o):
     "A Learner, trained with the options `o`"

@@ -18,7 +18,7 @@ from .cli import plain
 from .hierarchy import *
 from .saving import *
 from .audit import *
-from .fit import picture_files
+from .features import picture_files
 
 # %% ../nbs/48_predict.ipynb #7ada9b72
 def _given(o):
@@ -89,6 +89,21 @@ def _line(r, top=0):
     return '\n'.join([f"{r['file']}: {path}", *(f'    {n} {p:.1%}' for n,p in best)])
 
 # %% ../nbs/48_predict.ipynb #62e2789b
+def _check(out, bs, force):
+    "Raise a `ModelError` for options that cannot be used"
+    if out and not out.endswith(('.csv','.jsonl')): raise ModelError(f'--out must end in .csv or .jsonl, got {out!r}')
+    if out and Path(out).exists() and not force: raise ModelError(f'{out} exists: choose another --out, or --force')
+    if bs<1: raise ModelError(f'--bs must be >= 1, got {bs}')
+
+# %% ../nbs/48_predict.ipynb #429e89b7
+def _write(p, batches, out, top, targets):
+    "Write the answers to the file `out`, or print them"
+    if out.endswith('.csv'): write_text(Path(out), _csv_rows(p, batches, targets))
+    elif out: write_text(Path(out), (json.dumps(r, ensure_ascii=False)+'\n' for r in _records(p, batches)))
+    else:
+        for r in _records(p, batches): print(plain(_line(r, top)))
+
+# %% ../nbs/48_predict.ipynb #3eeeb69b
 def predict(
     model:str,       # folder written by hierproto_fit or `save_classifier`
     images:list,     # pictures, folders, patterns such as 'new/*.jpg', or CSV files with a column `file`
@@ -100,21 +115,12 @@ def predict(
     force:bool=False # overwrite the file of --out
 ):
     "Name what is in pictures: the path of classes with probabilities, one line per picture"
-    p,f,bad = load_classifier(model, device=default_device()),Path(out),[]
-    if out and f.suffix not in ('.csv','.jsonl'): raise ModelError(f'--out must end in .csv or .jsonl, got {out!r}')
-    if out and f.exists() and not force: raise ModelError(f'{out} exists: choose another --out, or --force')
-    if bs<1: raise ModelError(f'--bs must be >= 1, got {bs}')
+    _check(out, bs, force)
+    p,bad = load_classifier(model, device=default_device()),[]
     given = [o for i in images for o in _given(i)]
     batches = _answered(p, given, p.rule(rule, threshold), bs, bad)
     if out and sys.stdout.isatty(): batches = progress_bar(batches, total=math.ceil(len(given)/bs), leave=False)
-    if f.suffix=='.csv': write_text(f, _csv_rows(p, batches, any(t is not None for _,t in given)))
-    elif out: write_text(f, (json.dumps(r, ensure_ascii=False)+'\n' for r in _records(p, batches)))
-    else:
-        for r in _records(p, batches): print(plain(_line(r, top)))
-    if bad: sys.exit(_complain(bad, len(given)))
-
-# %% ../nbs/48_predict.ipynb #429e89b7
-def _complain(bad, n):
-    last = f"{len(bad)} of {n:,} picture{'s'*(n>1)} could not be read"
-    print(plain('\n'.join([*bad[:20], last])), file=sys.stderr)
-    return 1
+    _write(p, batches, out, top, any(t is not None for _,t in given))
+    if not bad: return
+    print(plain('\n'.join([*bad[:20], f'{len(bad)} of {len(given):,} pictures could not be read'])), file=sys.stderr)
+    sys.exit(1)

@@ -29,7 +29,6 @@ from .readers import read_hierarchy
 from .distortion import *
 from .prototypes import *
 from .inference import *
-from .inference import subtree_probs
 from .subtree import SubtreeSum
 from .baselines.yolo import *
 from .baselines.hyperspherical import *
@@ -38,6 +37,7 @@ from .baselines.frame import *
 from .baselines.hie import *
 from .baselines.hier_cos import *
 from .body import *
+from .data.core import write_whole
 
 # %% ../nbs/44_saving.ipynb #b8c3b7a1
 class ModelError(ValueError):
@@ -147,14 +147,13 @@ def read_picture(
     channels=3 # 1 or 3; None keeps the mode of the file
 ):
     "The picture `o` with `channels` channels, as a PIL image"
-    what = f'{o}: ' if isinstance(o, (str,Path)) else ''
     try:
         img = _open(o)
         if img.mode[0] in 'IF': raise PictureError(f'more than 8 bits per channel (mode {img.mode}): save it with 8')
         return img.convert({1: 'L', 3: 'RGB'}.get(channels, img.mode))
-    except PictureError as e: raise PictureError(f'{what}{e}') from None
-    except UnidentifiedImageError: raise PictureError(f'{what}not a picture of a known format') from None
-    except Exception as e: raise PictureError(f'{what}not a picture that can be read ({e})') from None
+    except UnidentifiedImageError: why = 'not a picture of a known format'
+    except Exception as e: why = e if isinstance(e, PictureError) else f'not a picture that can be read ({e})'
+    raise PictureError(f'{o}: {why}' if isinstance(o, (str,Path)) else f'{why}')
 
 # %% ../nbs/44_saving.ipynb #ea14b714
 def _pixels(o, channels, size, resize='squish', pad='reflection', interpolation='bilinear', **_):
@@ -198,6 +197,14 @@ def pixels(self:Predictor,
     return _pixels(image, **im).permute(2,0,1)
 
 # %% ../nbs/44_saving.ipynb #3dadb61d
+def _check_batch(x, im):
+    "Raise a `PictureError` unless the tensor `x` has the size of the image settings `im`, and values of pictures"
+    if x.shape[1:]!=(want := (im['channels'],*im['size'])):
+        raise PictureError(f'the batch has shape {tuple(x.shape)}, it must be {("N", *want)}')
+    if x.dtype==torch.uint8 or x.is_meta or not x.numel() or (-.01<=x.min() and x.max()<=1.01): return
+    raise PictureError(f'pixels must be between 0 and 1, got {x.min():g} to {x.max():g}: divide bytes by 255')
+
+# %% ../nbs/44_saving.ipynb #1aba5040
 @patch
 def batch(self:Predictor,
     images # pictures, see `read_picture`, or a tensor (N, C, H, W) of bytes or of numbers between 0 and 1
@@ -207,13 +214,9 @@ def batch(self:Predictor,
         images = images if is_listy(images) else [images]
         if not len(images): raise PictureError('no pictures were given')
         images = torch.stack([self.pixels(o) for o in images])
-    x,im = images.as_subclass(torch.Tensor).to(self.device),self.settings.get('images')
-    if im and x.shape[1:]!=(want := (im['channels'],*im['size'])):
-        raise PictureError(f'the batch has shape {tuple(x.shape)}, it must be {("N", *want)}')
-    if x.dtype==torch.uint8: return x.float().div_(255)
-    if im and x.numel() and not x.is_meta and not (-.01<=x.min() and x.max()<=1.01):
-        raise PictureError(f'pixels must be between 0 and 1, got {x.min():g} to {x.max():g}: divide bytes by 255')
-    return x.float()
+    x = images.as_subclass(torch.Tensor).to(self.device)
+    if self.settings.get('images'): _check_batch(x, self.settings['images'])
+    return x.float().div_(255) if x.dtype==torch.uint8 else x.float()
 
 # %% ../nbs/44_saving.ipynb #92c43666
 @patch
@@ -250,14 +253,10 @@ def paths(self:Predictor,
     threshold=None # of 'back_off'
 ):
     "For each row of `scores` the path of classes with probabilities, from the largest group down to the answer"
-    probs = scores.softmax(1)
+    probs,rule = scores.softmax(1),rule if callable(rule) else self.rule(rule, threshold)
     if not probs.isfinite().all(): raise ModelError('no probabilities for this picture: its scores are not finite')
-    answers = (rule if callable(rule) else self.rule(rule, threshold))(scores)
-    if not isinstance(self.h, Hierarchy):
-        return [ClassPath([(self.h.leaves[k], p[k].item())]) for p,k in zip(probs, answers.tolist())]
-    at,P = {n: i for i,n in enumerate(self.h.nodes)},subtree_probs(probs, self.h, probs=True).tolist()
-    nodes = [self.h.nodes[k] for k in answers.tolist()]
-    return [ClassPath([(n[d], q[at[n[:d+1]]]) for d in range(len(n))]) for n,q in zip(nodes, P)]
+    if isinstance(self.h, Hierarchy): return class_path(probs, self.h, rule, probs=True)
+    return [ClassPath([(self.h.leaves[k], p[k].item())]) for p,k in zip(probs, rule(scores).tolist())]
 
 # %% ../nbs/44_saving.ipynb #6cb6fd24
 @patch
@@ -285,6 +284,17 @@ def _find_arch(learn, arch):
     return name
 
 # %% ../nbs/44_saving.ipynb #279048b2
+def _settings_of(learn, model, h, arch, arch_args):
+    "The settings of `learn`, with the hierarchy `h` and a copy of its `model`"
+    im = _image_settings(learn.dls)
+    return dict(format='hierproto-model-1', method=getattr(learn, 'method', None), arch=_find_arch(learn, arch),
+        arch_args=arch_args or {}, head=_head_settings(model[1]),
+        embedder=_embedder_settings(model[0], im['channels'] if im else 3),
+        rule='crm' if isinstance(getattr(learn, 'rule', None), CRM) else 'argmax',
+        vocab=h.leaves, paths=_class_paths(h), fingerprint=h.fingerprint, images=im,
+        versions=dict(hierproto=hierproto.__version__, torch=torch.__version__))
+
+# %% ../nbs/44_saving.ipynb #b80eb0b4
 @patch(cls_method=True)
 def from_learner(cls:Predictor,
     learn, # a `Learner`
@@ -295,16 +305,10 @@ def from_learner(cls:Predictor,
     "A `Predictor` with a copy of the model of `learn`"
     if not (isinstance(learn.model, nn.Sequential) and len(learn.model)==2):
         raise ModelError(f'the model must be `nn.Sequential(body, head)`, it is a {type(learn.model).__name__}')
-    h,model,im = _hierarchy_of(learn, h),deepcopy(learn.model).cpu(),_image_settings(learn.dls)
-    return cls(model, h, dict(
-        format='hierproto-model-1', method=getattr(learn, 'method', None), arch=_find_arch(learn, arch),
-        arch_args=arch_args or {}, head=_head_settings(model[1]),
-        embedder=_embedder_settings(model[0], im['channels'] if im else 3),
-        rule='crm' if isinstance(getattr(learn, 'rule', None), CRM) else 'argmax',
-        vocab=h.leaves, paths=_class_paths(h), fingerprint=h.fingerprint, images=im,
-        versions=dict(hierproto=hierproto.__version__, torch=torch.__version__)))
+    h,model = _hierarchy_of(learn, h),deepcopy(learn.model).cpu()
+    return cls(model, h, _settings_of(learn, model, h, arch, arch_args))
 
-# %% ../nbs/44_saving.ipynb #b80eb0b4
+# %% ../nbs/44_saving.ipynb #3f887d6d
 def _predictor(o, *args):
     "The `Predictor` of a Learner, of the folder of a saved model, or itself"
     if isinstance(o, (str,Path)): return load_classifier(o)
@@ -467,6 +471,16 @@ def _check_tree(h, s, where):
     raise HierarchyError(f'{where}: not the hierarchy that the model was trained with: {what}; use that one')
 
 # %% ../nbs/44_saving.ipynb #0edd9174
+def _load_weights(model, f, have):
+    "`model` with the weights of the safetensors file `f`, whose header is `have`"
+    _compare(model.state_dict(), have, f)
+    tensors = load_file(f)
+    bad = [k for k,v in tensors.items() if v.is_floating_point() and not v.isfinite().all()]
+    if bad: raise ModelError(f'{f}: {_listed(NaN=bad)}: train again with a smaller learning rate')
+    model.load_state_dict(tensors)
+    return model
+
+# %% ../nbs/44_saving.ipynb #6e094c6c
 def load_classifier(
     folder, # written by `save_classifier` or hierproto_fit
     hierarchy=None, # the classes of today, checked against those of training: a `Hierarchy`, a `CostMatrix` or a file
@@ -481,12 +495,7 @@ def load_classifier(
         raise ModelError(f'{folder}: settings.json and model.safetensors belong to different models')
     given = ifnone(hierarchy, folder/'hierarchy.json')
     h = _check_tree(read_hierarchy(given), s, given if isinstance(given, (str,Path)) else 'the given hierarchy')
-    model = _make_model(s, h, body, have, f)
-    _compare(model.state_dict(), have, f)
-    tensors = load_file(f)
-    bad = [k for k,v in tensors.items() if v.is_floating_point() and not v.isfinite().all()]
-    if bad: raise ModelError(f'{f}: {_listed(NaN=bad)}: train again with a smaller learning rate')
-    model.load_state_dict(tensors)
+    model = _load_weights(_make_model(s, h, body, have, f), f, have)
     return Predictor(model.to(device or 'cpu'), h, s)
 
 # %% ../nbs/44_saving.ipynb #e284ea12
@@ -503,6 +512,18 @@ def _read_back(p, folder):
         raise ModelError(f"the saved model gives other scores: is {s['arch']} its architecture?")
 
 # %% ../nbs/44_saving.ipynb #cd7b5b7d
+def _replace_model(p, folder):
+    "Write the files of `p` next to those in `folder`, read them back, and put them in their places"
+    new = folder/f'new.{os.getpid()}'
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+        _write_model(p, new)
+        _read_back(p, new)
+        for f in _files: os.replace(new/f, folder/f)
+    except OSError as e: raise ModelError(f'{folder}: the model could not be written: {e.strerror or e}') from e
+    finally: shutil.rmtree(new, ignore_errors=True)
+
+# %% ../nbs/44_saving.ipynb #4554e0a9
 def save_classifier(
     learn, # a `Learner`, or a `Predictor`
     folder, # made if needed
@@ -515,14 +536,7 @@ def save_classifier(
     if p.settings['arch'] is None and not isinstance(arch, nn.Module):
         raise ModelError("which architecture is the body? Pass its name as `arch`, or the module itself, "
                          'which `load_classifier` then needs as `body`')
-    new = folder/f'new.{os.getpid()}'
-    try:
-        new.mkdir(parents=True, exist_ok=True)
-        _write_model(p, new)
-        _read_back(p, new)
-        for f in _files: os.replace(new/f, folder/f)
-    except OSError as e: raise ModelError(f'{folder}: the model could not be written: {e.strerror or e}') from e
-    finally: shutil.rmtree(new, ignore_errors=True)
+    _replace_model(p, folder)
     return folder
 
 # %% ../nbs/44_saving.ipynb #c153573d
@@ -545,10 +559,10 @@ def _metadata(p, rule, threshold):
     return dict(lists, hierarchy=h.to_json(), fingerprint=h.fingerprint, rule=rule, threshold=str(threshold))
 
 # %% ../nbs/44_saving.ipynb #d828c57d
-def _onnx_check(f, graph, x, eps=1e-4):
-    "Raise a `ModelError` if the file `f`, run by onnxruntime on the pictures `x`, differs from `graph`"
+def _onnx_check(data, graph, x, eps=1e-4):
+    "Raise a `ModelError` if the bytes `data`, run by onnxruntime on the pictures `x`, differ from `graph`"
     import onnxruntime
-    run = onnxruntime.InferenceSession(str(f), providers=['CPUExecutionProvider'])
+    run = onnxruntime.InferenceSession(data, providers=['CPUExecutionProvider'])
     with torch.no_grad(): want = graph(x)
     for a,b in zip(run.run(['scores','probabilities'], dict(images=x.numpy())), want):
         off = abs(a-b.numpy()).max()/b.abs().max().clamp(min=1).item()
@@ -575,13 +589,11 @@ def export_onnx(
     except ImportError as e: raise ModelError(f"ONNX needs {e.name}: pip install 'hierproto[onnx]'") from None
     if Path(path).is_dir(): raise ModelError(f'{path} is a folder: the second argument is the file to write')
     p = _predictor(learn)
-    graph,x,new = _Answers(p, rule, threshold),_example_batch(p, 3),Path(f'{path}.{os.getpid()}.part')
+    graph,x = _Answers(p, rule, threshold),_example_batch(p, 3)
     if x is None: raise ModelError('only models of pictures can be exported')
     program = _onnx_program(graph, x)
     program.model.metadata_props.update(_metadata(p, rule, threshold))
-    try:
-        program.save(str(new), external_data=False)
-        _onnx_check(new, graph, x[:2])
-        os.replace(new, path)
-    finally: new.unlink(missing_ok=True)
+    data = program.model_proto.SerializeToString()
+    _onnx_check(data, graph, x[:2])
+    write_whole(path, lambda f: f.write(data))
     return Path(path)

@@ -260,11 +260,11 @@ def test_onnx(learners, tmp_path, method, rule):
 
 
 # --- preprocessing and weights ---
-def colour_pictures(where, n=8):
+def colour_pictures(where, n=8, classes=('cat', 'dog', 'oak')):
     rng = np.random.default_rng(0)
-    for k, name in enumerate(('cat', 'dog', 'oak')):
+    for k, name in enumerate(classes):
         (where/name).mkdir(parents=True)
-        for i in range(n): Image.fromarray(rng.integers(60*k, 60*k + 99, (40, 32, 3), dtype=np.uint8)).save(where/name/f'{i}.png')
+        for i in range(n): Image.fromarray(rng.integers(50*k, 50*k + 99, (40, 32, 3), dtype=np.uint8)).save(where/name/f'{i}.png')
     return where
 
 @pytest.fixture(scope='module')

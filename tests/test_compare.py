@@ -1,28 +1,22 @@
-"Comparison of methods on frozen features: the command, its errors, ids of committed rows, and from the best head to a whole network"
+"Comparison of methods on frozen features: the command, its errors, and from the best head to a whole network"
 import re, shutil
-from pathlib import Path
+from functools import partial
 
-import numpy as np, pandas as pd, pytest, torch
-from PIL import Image
+import pandas as pd, pytest, torch
 
 from hierproto.body import embedder
 from hierproto.cli import run_command
-from hierproto.compare import Pool, _Setup, _run_id, compare
+from hierproto.compare import Pool, compare
 from hierproto.features import features, put_back
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
 from hierproto.methods import METHODS
 from hierproto.saving import export_onnx, load_classifier, save_classifier
+from test_commands import colour_pictures, failed
 
 FAST = ['--arch', 'thin_resnet', '--size', 32, '--seeds', 2, '--epochs', 1, '--jobs', 1]
 CLASSES = 'cat', 'dog', 'oak', 'fir'
-
-
-def write_pictures(where, n=10):
-    rng = np.random.default_rng(0)
-    for k, name in enumerate(CLASSES):
-        (where/name).mkdir(parents=True)
-        for i in range(n): Image.fromarray(rng.integers(50*k, 50*k + 99, (40, 36, 3), dtype=np.uint8)).save(where/name/f'{i}.png')
-    return where
+TREE = Hierarchy.from_paths([('animal', 'cat'), ('animal', 'dog'), ('plant', 'oak'), ('plant', 'fir')])
+write_pictures = partial(colour_pictures, n=10, classes=CLASSES)
 
 
 @pytest.fixture(scope='module')
@@ -43,8 +37,11 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr('hierproto.features.cache_path', lambda name, key: tmp_path/'cache'/f'{name}_{key}')
     return tmp_path/'cache'
 
+def options(work, out, *argv, images='images', classes='classes.csv'):
+    return [work/images, work/classes, '--out', out, '--weights', work/'w.pth', *FAST, *argv]
+
 def run(work, out, *argv, classes='classes.csv'):
-    run_command('compare', [work/'images', work/classes, '--out', out, '--weights', work/'w.pth', *FAST, *argv])
+    run_command('compare', options(work, out, *argv, classes=classes))
     return pd.read_csv(out/'comparison.csv'), (out/'comparison.html').read_text()
 
 
@@ -64,7 +61,7 @@ def test_command_and_a_warm_repeat_with_another_tree(work, tmp_path, cache, caps
 
 def test_divided_folders_have_an_official_test_set(work, tmp_path, cache):
     write_pictures(tmp_path/'images'/'train')
-    write_pictures(tmp_path/'images'/'test', 3)
+    write_pictures(tmp_path/'images'/'test', n=3)
     (tmp_path/'classes.csv').write_text((work/'classes.csv').read_text())
     shutil.copy(work/'w.pth', tmp_path)
     rows, page = run(tmp_path, tmp_path/'out', '--methods', 'fixed', '--tune', 'once')
@@ -82,22 +79,20 @@ BAD = {'arch': (['--arch', 'resnet81'], "did you mean 'resnet18'"), 'weights': (
 @pytest.mark.parametrize('case', BAD)
 def test_bad_options_end_in_one_line(work, tmp_path, cache, capsys, case):
     argv, says = BAD[case]
-    with pytest.raises(SystemExit) as e: run(work, tmp_path/'out', *argv, classes='costs.csv' if case == 'tree' else 'classes.csv')
-    err = capsys.readouterr().err
-    assert e.value.code == 2 and says in err and len(err.splitlines()) == 1, err
+    err = failed(capsys, 'compare', *options(work, tmp_path/'out', *argv, classes='costs.csv' if case == 'tree' else 'classes.csv'))
+    assert says in err and len(err.splitlines()) == 1, err
 
 def test_bad_files_end_in_one_line(work, tmp_path, cache, capsys):
     def says(images, classes='classes.csv', out=tmp_path/'out'):
-        with pytest.raises(SystemExit) as e: run_command('compare', [images, work/classes, '--out', out, '--weights', work/'w.pth', *FAST])
-        err = capsys.readouterr().err
-        assert e.value.code == 2 and len(err.splitlines()) == 1, err
+        err = failed(capsys, 'compare', *options(work, out, images=images, classes=classes))
+        assert len(err.splitlines()) == 1, err
         return err
     assert 'no such folder' in says(tmp_path/'none')
     (tmp_path/'empty').mkdir()
     assert 'no pictures in this folder' in says(tmp_path/'empty')
     assert 'directly in the folder' in says(work/'images'/'cat')
     assert 'cannot be read' in says(work/'images', 'none.csv')
-    write_pictures(tmp_path/'few', 3)
+    write_pictures(tmp_path/'few', n=3)
     assert "fewer than 5 pictures of 'cat', 'dog'" in says(tmp_path/'few')
     shutil.copytree(work/'images', tmp_path/'images')
     (tmp_path/'images'/'fir').rename(tmp_path/'images'/'firr')
@@ -109,15 +104,6 @@ def test_bad_files_end_in_one_line(work, tmp_path, cache, capsys):
     assert 'none of the' in says(tmp_path/'images', tmp_path/'animals.csv')
     (tmp_path/'file').touch()
     says(work/'images', out=tmp_path/'file')
-
-
-def test_committed_rows_have_the_ids_of_their_recipe():
-    f = Path(__file__).parent.parent/'results'/'cifar100_compare.csv'
-    if not f.exists(): pytest.skip('needs the results folder of the repository')
-    h = Hierarchy.named('cifar100')
-    h = h.align(sorted(h.leaves))
-    pool = Pool(torch.zeros(1, 2), torch.zeros(1), h.leaves, digest='06a8770ab32f57d0')  # of the features file
-    for r in pd.read_csv(f).itertuples(): assert _run_id(pool, h, r.method, r.seed, r.rule, _Setup(epochs=10)) == r.run_id
 
 
 @pytest.mark.parametrize('hidden', [0, 8])
@@ -154,14 +140,12 @@ def test_every_method_of_the_registry_takes_part():
     g = torch.Generator().manual_seed(0)
     y = torch.arange(60) % 4
     pool = Pool(torch.randn(60, 6, generator=g) + y[:, None], y, list(CLASSES))
-    h = Hierarchy.from_paths([('animal', 'cat'), ('animal', 'dog'), ('plant', 'oak'), ('plant', 'fir')])
-    res = compare(pool, h, seeds=2, epochs=1, m=4, progress=False)
+    res = compare(pool, TREE, seeds=2, epochs=1, m=4, progress=False)
     assert set(res.rows.method) == {k for k, m in METHODS.items() if m.rule is None}
     assert len(res.rows) == 4*res.rows.method.nunique() and res.rows.er.notna().all()
 
 def test_two_processes_give_the_rows_of_one(tmp_path):
     y = torch.arange(60) % 4
     pool = Pool(torch.randn(60, 6) + y[:, None], y, list(CLASSES))
-    h = Hierarchy.from_paths([('animal', 'cat'), ('animal', 'dog'), ('plant', 'oak'), ('plant', 'fir')])
-    one, two = (compare(pool, h, 'learnt', seeds=2, epochs=1, m=4, progress=False, jobs=jobs).rows.drop(columns='seconds') for jobs in (1, 2))
+    one, two = (compare(pool, TREE, 'learnt', seeds=2, epochs=1, m=4, progress=False, jobs=jobs).rows.drop(columns='seconds') for jobs in (1, 2))
     pd.testing.assert_frame_equal(one, two, rtol=1e-4)

@@ -171,11 +171,7 @@ def test_figures_are_embedded_at_the_size_shown(name, visits): assert [i['src'] 
 @pytest.mark.parametrize('name', results)
 def test_result_comes_before_code(name, visits): assert visits[name]['first']['at'] < 2*screen and visits[name]['first']['code'] == 0
 
-# pages that still need shortening, by up to a fifth: remove them from this list when they pass
-too_long = ('00_hierarchy.ipynb', '01_readers.ipynb', '03_distortion.ipynb', '05_metrics.ipynb', '09_callbacks.ipynb',
-            '10_learner.ipynb', '44_saving.ipynb')
-
-@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.xfail(reason='too long')) if n in too_long else n for n in names])
+@pytest.mark.parametrize('name', names)
 def test_page_is_shorter_than_20_screens(name, visits): assert visits[name]['height'] < 20*screen
 
 def test_overflow_and_contrast_are_noticed(in_tab):

@@ -6,7 +6,7 @@
 __all__ = ['separation', 'sphere_guide', 'sphere_protos', 'squared_cosine', 'sphere_head', 'SquaredCosineLoss']
 
 # %% ../../nbs/16_baselines.hyperspherical.ipynb #3ebd7c1e
-import torch
+import hashlib, torch
 from fastprogress.fastprogress import progress_bar
 from ..hierarchy import *
 from ..distortion import *
@@ -34,6 +34,21 @@ def sphere_guide(
     return rank_loss(unit(protos), D, 'cosine', n, **kwargs) + sep*separation(protos)
 
 # %% ../../nbs/16_baselines.hyperspherical.ipynb #6839e9c7
+def _place(D, m, sep, n, n_steps, lr, seed, progress):
+    g = torch.Generator(D.device).manual_seed(seed)
+    x = torch.randn(len(D), m, generator=g, device=D.device).requires_grad_()
+    opt = torch.optim.Adam([x], lr)
+    sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, n_steps)
+    for _ in progress_bar(range(n_steps), leave=False) if progress else range(n_steps):
+        opt.zero_grad()
+        sphere_guide(x, D, sep, n, generator=g).backward()
+        opt.step()
+        sched.step()
+    return unit(x.detach())
+
+# %% ../../nbs/16_baselines.hyperspherical.ipynb #eb4baaf0
+_placed = {}
+
 def sphere_protos(
     D, # `Hierarchy`, `CostMatrix` or matrix of costs
     m, # dimension of the embedding
@@ -45,17 +60,10 @@ def sphere_protos(
     progress=True # show a progress bar?
 ):
     "Unit vectors `(K, m)` that make `sphere_guide` small"
-    D = costs_for(D, len(D))
-    g = torch.Generator(D.device).manual_seed(seed)
-    x = torch.randn(len(D), m, generator=g, device=D.device).requires_grad_()
-    opt = torch.optim.Adam([x], lr)
-    sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, n_steps)
-    for _ in progress_bar(range(n_steps), leave=False) if progress else range(n_steps):
-        opt.zero_grad()
-        sphere_guide(x, D, sep, n, generator=g).backward()
-        opt.step()
-        sched.step()
-    return unit(x.detach())
+    D,settings = costs_for(D, len(D)),(m, sep, n, n_steps, lr, seed)
+    key = hashlib.sha1(D.cpu().numpy()).digest(),D.device,*settings
+    if key not in _placed: _placed[key] = _place(D, *settings, progress)
+    return _placed[key].clone()
 
 # %% ../../nbs/16_baselines.hyperspherical.ipynb #9943e4e3
 def squared_cosine(
