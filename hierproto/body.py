@@ -33,7 +33,7 @@ class EmbedNorm(nn.modules.batchnorm._BatchNorm):
 # %% ../nbs/08_body.ipynb #e4218410
 # module of `hierproto.backbones` with each network of this library
 ARCHS = dict(convnet='convnet', resnet18_32='resnet', thin_resnet='resnet', swift_resnet='resnet',
-             resnet18_224='resnet', fusenet='fusenet', slim_fusenet='fusenet', psetae='psetae')
+             resnet18_224='resnet', fusenet='fusenet', slim_fusenet='fusenet', pyramid='pyramid', psetae='psetae')
 
 # %% ../nbs/08_body.ipynb #4a4494f9
 def _torchvision_names(): return torchvision.models.list_models(module=torchvision.models)
@@ -240,11 +240,12 @@ def preprocessing(
         if getattr(body, 'arch', None) is None: return None
         body = body.arch
     arch = arch_func(body)
-    if isinstance(arch, str):
-        import timm
-        return _timm_prep(timm.get_pretrained_cfg(arch.removeprefix('timm/')).to_dict())
-    name = {'resnet18_224':'resnet18'}.get(arch.__name__, arch.__name__)
-    return _torchvision_prep(name) if name in _torchvision_names() else None
+    name = arch if isinstance(arch, str) else arch.__name__
+    name = dict(resnet18_224='resnet18', pyramid='tf_efficientnet_lite0').get(name, name)
+    if name in _torchvision_names(): return _torchvision_prep(name)
+    if not _is_timm(name): return None
+    import timm
+    return _timm_prep(timm.get_pretrained_cfg(name.removeprefix('timm/')).to_dict())
 
 # %% ../nbs/08_body.ipynb #a1e59028
 def embedder(

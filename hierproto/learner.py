@@ -122,7 +122,7 @@ def _add_norm(dls, prep):
     old = first(dls.after_batch.fs, risinstance(Normalize))
     if old is None:
         if dls.one_batch()[0].shape[1]==len(mean): dls.add_tfms([Normalize.from_stats(mean, std)], 'after_batch')
-    elif any((a.cpu().flatten()-b).abs().max()>.01 for a,b in ((old.mean,mean), (old.std,std))):
+    elif any((a.cpu().flatten()[:len(b)]-b).abs().max()>.01 for a,b in ((old.mean,mean), (old.std,std))):
         warnings.warn(f"The data is normalised, but the weights expect mean {prep['mean']} and std {prep['std']}: "
                       "remove `Normalize` from the batch transforms")
 

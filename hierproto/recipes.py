@@ -92,6 +92,8 @@ _adam = dict(opt='adamw', betas=(.9,.99), wd=1., schedule='one_cycle', report='l
 _frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128, lr=3e-3, epochs=12, bs=512, runs=10)
 _tuned = dict(_adam | dict(wd=.1), arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3,
               n_valid=1000)
+_maps = dict({k: v for k,v in _tuned.items() if k!='crm'}, arch='pyramid', size=120, bs=8, lr=2e-3, epochs=12,
+             n_valid=100)
 _held_out = dict(holdout=.1, runs=1)
 TIERS = dict(
     paper={},
@@ -106,7 +108,8 @@ TIERS = dict(
                            num_workers=0)),
     study=dict(cifar100=dict(_swift, holdout=.1, epochs=5, runs=1)),
     features=dict(cifar100=_frozen), features_study=dict(cifar100={**_frozen, **_held_out}),
-    finetune=dict(cifar100=_tuned), finetune_study=dict(cifar100={**_tuned, **_held_out}),
+    finetune=dict(cifar100=_tuned, nyudv2=_maps),
+    finetune_study=dict(cifar100={**_tuned, **_held_out}, nyudv2={**_maps, **_held_out}),
     figure1=dict(mnist={}, digits=dict(epochs=40, lr=.025)))
 
 # %% ../nbs/50_recipes.ipynb #b94ebec4

@@ -93,7 +93,8 @@ def _pictures(r):
     "`dls, hierarchy` of a run on the data itself"
     f = _named(f"hierproto.data.{r['data']}:{r['data']}")
     args = _accepted(f, **{k: r[k] for k in _ASKED if k in r})
-    if r['arch'] not in ARCHS: args['stats'] = [preprocessing(r['arch'])[k] for k in ('mean','std')]
+    prep = preprocessing(r['arch'])
+    if prep: args.update(_accepted(f, stats=(prep['mean'], prep['std'])))
     if r.get('holdout') and 'holdout' not in args: raise RecipeError(f"{r['data']} has no holdout: remove `holdout`")
     own = _accepted(f, fraction=r['fraction']) # such data sets keep the shares of the classes
     dls,h = _load_data(r, f, **args, **own, **(dict(seed=r['seed']) if own else {}))

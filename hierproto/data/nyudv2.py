@@ -14,7 +14,6 @@ from fastcore.all import *
 from fastai.data.all import *
 from fastai.vision.core import *
 from fastai.vision.data import get_grid
-from fastai.vision.augment import RandTransform
 from ..hierarchy import *
 from .core import *
 from .cifar100 import image_tfms
@@ -165,23 +164,34 @@ class _FlipZoom(ItemTransform):
         return type(b[0])(torch.cat([colour, near(x[:,3:])], 1)), type(b[1])(y)
 
 # %% ../../nbs/24_data.nyudv2.ipynb #b40a171a
-_stats = ([.485,.456,.406,.278], [.229,.224,.225,.139])
+def _hold_out(x, y, share, seed=0):
+    "`x, y` without a `share` of the blocks of consecutive training frames, and `x, y` of these"
+    ids = tensor(official_split()[0][:len(x)])
+    block = (ids-torch.arange(len(ids))).unique(return_inverse=True)[1]
+    held = torch.isin(block, random_parts(int(block.max())+1, [1-share,share], seed)[1])
+    return (x[~held],y[~held]), (x[held],y[held])
+
+# %% ../../nbs/24_data.nyudv2.ipynb #0b026119
+_DEPTH = .278,.139 # mean and deviation
 
 @delegates(tensor_dls, but='train,valid,vocab,batch_tfms,ds_cls,test')
 def nyudv2(
     bs=4, # batch size
-    size=None, # (H, W); the size of the source unless given
+    size=None, # (H, W), or H with W = 4/3 H; the size of the source unless given
     augment=True, # flip and enlarge the training frames?
     fraction=1., # share of the training frames to train on
+    holdout=0., # share of the training frames that replaces the test frames
     seed=0, # of `fraction`
     source=None, # file or folder; searched for unless given
+    stats=imagenet_stats, # mean and deviation of colours that the network expects
     hierarchy='nyudv2', # the paper's tree; or another tree, file or name
     **kwargs
 ):
     "NYUDv2, 795 frames to train and 654 to test: `dls, hierarchy`; void pixels are 255"
     vocab = list(_facts()['classes'])
-    (x,y),test = _tensors(source, size)
+    (x,y),test = _tensors(source, (size, size*4//3) if isinstance(size, int) else size)
+    if holdout: (x,y),test = _hold_out(x, y, holdout)
     part = take_fraction(torch.zeros(len(x), dtype=torch.long), fraction, seed)
-    tfms = image_tfms(_stats, *[_FlipZoom()]*augment)
+    tfms = image_tfms([[*o, d] for o,d in zip(stats, _DEPTH)], *[_FlipZoom()]*augment)
     dls = tensor_dls((x[part],y[part]), test, vocab, bs=bs, batch_tfms=tfms, ds_cls=_RGBDDS, **kwargs)
     return dls, align_costs(hierarchy, vocab, subset=True)
