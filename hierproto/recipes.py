@@ -129,6 +129,7 @@ _PRETRAINED = 'tf_efficientnet_lite0','tf_efficientnet_lite1','tf_efficientnet_l
 
 def _in(**bounds): return field(default=None, metadata=bounds) # ge, gt, le, lt
 
+# %% ../nbs/50_recipes.ipynb #46bf7a80
 @dataclass
 class _Settings:
     "Types and bounds of the settings of a recipe"
@@ -186,6 +187,7 @@ def _fits(v, t):
     if kind is tuple: return isinstance(v, (list,tuple)) and all(_fits(o, args[0]) for o in v)
     return type(v) in (int,float) and abs(v)<math.inf if t is float else type(v) is t
 
+# %% ../nbs/50_recipes.ipynb #514b594e
 _WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a string', NoneType: 'None',
           dict: 'a dict'}
 
@@ -274,6 +276,7 @@ def overridden(
     flat = lambda o: {**{k: v for k,v in o.items() if k not in ('run_id','args')}, **o['args']}
     return {k: v for k,v in flat(r).items() if (k,v) not in flat(base).items()}
 
+# %% ../nbs/50_recipes.ipynb #c0a9fda7
 def describe(
     r # a resolved recipe
 ):
@@ -355,6 +358,7 @@ def _arguments(method):
     ps = {k: p.default for f in (Learner,embedder) for k,p in signature(f).parameters.items() if k not in _OURS}
     return {**{k: v for k,v in ps.items() if v is not Parameter.empty}, **METHODS[method].defaults}
 
+# %% ../nbs/50_recipes.ipynb #f9d40df0
 def _check_args(r):
     "Raise if the method of `r` is unknown or does not have the arguments that `r` gives it"
     have = _arguments(r['method'])
