@@ -38,6 +38,7 @@ def _seconds(f):
     if torch.cuda.is_available(): torch.cuda.synchronize()
     return time.perf_counter() - start
 
+# %% ../nbs/55_bench.ipynb #db94fb07
 def _ratios(ours, theirs, rounds=7):
     "Ratios of the time of `ours` to that of `theirs`, one per round, after a round that does not count"
     res = []
@@ -51,6 +52,7 @@ def _status(key):
     lines = Path('/proc/self/status').read_text().splitlines()
     return next(int(l.split()[1])*1024 for l in lines if l.startswith(key))
 
+# %% ../nbs/55_bench.ipynb #fb9ae922
 def _peak_memory(f):
     "Bytes that `f` needs at its peak; NaN where the system does not tell"
     gc.collect()
@@ -71,6 +73,7 @@ class _Measure:
     goals: dict # from size to goal
     rounds: int = 7 # pairs of timings
 
+# %% ../nbs/55_bench.ipynb #722834f6
 _MEASURES = {}
 
 def _measure(name, against, goals, rounds=7):
@@ -84,10 +87,12 @@ def _epoch(learn):
         with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-3)
     return f
 
+# %% ../nbs/55_bench.ipynb #79637e4d
 def _random_dls(n, shape, K, bs, **kw):
     part = lambda n: (torch.randn(n, *shape), torch.randint(K, (n,)))
     return tensor_dls(part(n), part(bs), [str(i) for i in range(K)], bs=bs, device='cpu', **kw)
 
+# %% ../nbs/55_bench.ipynb #4cad8803
 def _tree(K, name=None):
     "A named tree with its classes called 0, 1, ..., or a tree of `K` classes in groups of ten"
     if not name: return Hierarchy.from_paths([(f'a{k//1000}', f'b{k//100}', f'c{k//10}', str(k)) for k in range(K)])
@@ -103,12 +108,14 @@ _OTHERS = [m for m in GROUPS['all'] if m!='cross_entropy']
 @_measure('training step on features', 'cross-entropy', {(m,K): 1.6 for K in (100,1010) for m in _OTHERS})
 def _(method, K): return [_epoch(_features_learner(o, K)) for o in (method,'cross_entropy')]
 
+# %% ../nbs/55_bench.ipynb #91b30768
 def _resnet_learner(method):
     dls = _random_dls(2*64, (3,32,32), 100, 64)
     learn = hier_learner(dls, resnet18_32(), _tree(100, 'cifar100'), method, metrics=[])
     learn.model.to(memory_format=torch.channels_last)
     return learn
 
+# %% ../nbs/55_bench.ipynb #932647c2
 @_measure('training step of a ResNet-18', 'cross-entropy', {(m,): 1.03 for m in _OTHERS}, rounds=5)
 def _(method): return [_epoch(_resnet_learner(o)) for o in (method,'cross_entropy')]
 
@@ -145,9 +152,11 @@ def _(name): return _command('-m', 'hierproto.cli', name, '--help'), lambda: tim
 @lru_cache
 def _folder(): return tempfile.TemporaryDirectory() # removed when the process ends
 
+# %% ../nbs/55_bench.ipynb #025302a3
 def _quiet(f, *args, **kw):
     with redirect_stdout(io.StringIO()): f(*args, **kw)
 
+# %% ../nbs/55_bench.ipynb #9bc5fad4
 @_measure('audit of predictions', 'pandas counting them', {(1_000_000,): 5.}, rounds=3)
 def _(N):
     h,file = Hierarchy.named('cifar100'),Path(_folder().name)/'predictions.csv'
@@ -166,12 +175,14 @@ def _pictures(folder, n):
         for i,o in enumerate(pixels): Image.fromarray(o).save(folder/str(k)/f'{i}.jpg')
     return sorted(folder.rglob('*.jpg'))
 
+# %% ../nbs/55_bench.ipynb #6debad2e
 def _bare(model, files, bs=64):
     "Classes of the pictures `files`"
     def read(f): return to_tensor(Image.open(f).convert('RGB').resize((128,128)))
     batches = [files[i:i+bs] for i in range(0, len(files), bs)]
     with torch.inference_mode(): return torch.cat([model(torch.stack([*map(read, o)])).argmax(1) for o in batches])
 
+# %% ../nbs/55_bench.ipynb #05b34fc2
 @_measure('hierproto_predict on pictures', 'a bare loop', {(500,): 1.11}, rounds=3)
 def _(N):
     at = Path(_folder().name)
@@ -185,6 +196,7 @@ def _(N):
 # %% ../nbs/55_bench.ipynb #0738d660
 def _verdict(low, high, goal): return 'met' if high <= goal else 'missed' if low > goal else 'borderline'
 
+# %% ../nbs/55_bench.ipynb #c8e0676b
 def take(
     name, # of a measure
     size, # its arguments

@@ -33,7 +33,7 @@ class EmbedNorm(nn.modules.batchnorm._BatchNorm):
 # %% ../nbs/08_body.ipynb #e4218410
 # module of `hierproto.backbones` with each network of this library
 ARCHS = dict(convnet='convnet', resnet18_32='resnet', thin_resnet='resnet', swift_resnet='resnet',
-             resnet18_224='resnet', fusenet='fusenet', slim_fusenet='fusenet', psetae='psetae')
+             resnet18_224='resnet', fusenet='fusenet', slim_fusenet='fusenet', pyramid='pyramid', psetae='psetae')
 
 # %% ../nbs/08_body.ipynb #4a4494f9
 def _torchvision_names(): return torchvision.models.list_models(module=torchvision.models)
@@ -53,6 +53,7 @@ def _is_timm(name):
     from timm.models import is_model
     return name.startswith(('hf-hub:','hf_hub:','local-dir:')) or is_model(name.removeprefix('timm/'))
 
+# %% ../nbs/08_body.ipynb #c3a71626
 def arch_func(
     arch # a function, a module, or a name
 ):
@@ -111,6 +112,7 @@ def _unwrap(d):
     if inner is not None: return _unwrap(inner)
     return {k:v for k,v in d.items() if isinstance(v, torch.Tensor)}
 
+# %% ../nbs/08_body.ipynb #cc019903
 def _read_weights(file):
     "The tensors in `file` by name"
     if isinstance(file, dict): return _unwrap(file)
@@ -131,6 +133,7 @@ def _named(net):
     parts = getattr(net, 'parts', None)
     if parts: yield [f"{parts[int(k.split('.')[0])]}.{k.split('.', 1)[1]}" for k in own]
 
+# %% ../nbs/08_body.ipynb #a5f17ffe
 def _match(net, d):
     "`(prefix, names)` with which most tensors of `net` are in `d`"
     tries = [(k.removesuffix(o[0]),o) for o in _named(net) for k in d if f'.{k}'.endswith(f'.{o[0]}')]
@@ -146,6 +149,7 @@ def _by_order(net, d):
 # %% ../nbs/08_body.ipynb #9c81e53f
 def _grey(w, like): return w.sum(1, keepdim=True) if w.ndim==4 and w.shape[1]==3 and like.shape[1]==1 else w
 
+# %% ../nbs/08_body.ipynb #75acb47d
 def _misfits(net, d, prefix, names):
     "`(new, problems)`: tensors of `d` by the names of `net`, and a text about those that do not fit"
     own,has = dict(zip(names, net.state_dict().values())),[k.removeprefix(prefix) for k in d if k.startswith(prefix)]
@@ -164,6 +168,7 @@ def _trunk(body):
     if isinstance(body, nn.Sequential) and hasattr(body, 'arch'): body = body[0]
     return body.model if isinstance(body, TimmBody) else body
 
+# %% ../nbs/08_body.ipynb #73ee7f27
 def load_weights(
     body, # an `embedder`, or any network
     weights # file (.safetensors, .pth) or state dict: published by torchvision or timm, or of an `embedder`
@@ -194,6 +199,7 @@ def _reachable(url, timeout=5):
     except OSError: return False
     return True
 
+# %% ../nbs/08_body.ipynb #c399ac3b
 @contextmanager
 def _no_retries():
     "Within this context, timm's downloads fail at once if the hub cannot be reached"
@@ -230,6 +236,7 @@ def _torchvision_prep(name):
     t = torchvision.models.get_model_weights(name).DEFAULT.transforms()
     return dict(mean=tuple(t.mean), std=tuple(t.std), size=t.crop_size[0], interpolation=t.interpolation.value)
 
+# %% ../nbs/08_body.ipynb #be3eeca1
 def preprocessing(
     body # an `embedder`, a network, a function or a name
 ):
@@ -240,11 +247,12 @@ def preprocessing(
         if getattr(body, 'arch', None) is None: return None
         body = body.arch
     arch = arch_func(body)
-    if isinstance(arch, str):
-        import timm
-        return _timm_prep(timm.get_pretrained_cfg(arch.removeprefix('timm/')).to_dict())
-    name = {'resnet18_224':'resnet18'}.get(arch.__name__, arch.__name__)
-    return _torchvision_prep(name) if name in _torchvision_names() else None
+    name = arch if isinstance(arch, str) else arch.__name__
+    name = dict(resnet18_224='resnet18', pyramid='tf_efficientnet_lite0').get(name, name)
+    if name in _torchvision_names(): return _torchvision_prep(name)
+    if not _is_timm(name): return None
+    import timm
+    return _timm_prep(timm.get_pretrained_cfg(name.removeprefix('timm/')).to_dict())
 
 # %% ../nbs/08_body.ipynb #a1e59028
 def embedder(

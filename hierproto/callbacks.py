@@ -230,12 +230,14 @@ class NotFinite(ValueError):
 
 # %% ../nbs/09_callbacks.ipynb #c6aa8e18
 def _odd(t): return isinstance(t, Tensor) and t.is_floating_point() and not t.isfinite().all()
+
 def _odd_weights(model, get=noop):
     "Name of the prototypes or weights of `model` for which `get` is not finite; empty if there are none"
     names = [n for n,p in model.named_parameters() if _odd(get(p))]
     if any(n.endswith('protos') for n in names): return 'the prototypes'
     return names and f"the weights {', '.join(names[:3])}"
 
+# %% ../nbs/09_callbacks.ipynb #69860697
 def _cause(learn, late):
     "What made the loss not finite, and what to do; if `late`, the weights have already made the step"
     for x in filter(_odd, (t for o in learn.xb for t in tuplify(o))):
@@ -290,6 +292,7 @@ def _note(self:SoundCheck, what, x):
     self.notes.append((what, self.iter, x.detach().isfinite().all()))
     if not ifnone(self.late, not x.is_cpu): self._look()
 
+# %% ../nbs/09_callbacks.ipynb #9a62e6be
 @patch
 def _look(self:SoundCheck, late=False):
     "Raise `NotFinite` if one of the notes is bad"

@@ -113,6 +113,7 @@ def _give_back(libc, every):
         time.sleep(every)
         libc.malloc_trim(0)
 
+# %% ../nbs/52_experiments.ipynb #e9d1db5c
 @lru_cache
 def _keep_memory(every=30.):
     "Let glibc keep freed memory for the next steps, and return what is free after `every` seconds; nothing elsewhere"

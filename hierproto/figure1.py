@@ -74,6 +74,7 @@ def _first_of_each(y, n):
     "Indices of the first `n` of each class in `y`"
     return torch.cat([(y==k).nonzero()[:n,0] for k in y.unique()])
 
+# %% ../nbs/53_figure1_runs.ipynb #ae108ad6
 def _facts(r, learn, n_each=100):
     "Further columns of the run `r`, and the arrays for its panel, with `n_each` embeddings per class"
     z,pred,y = _embed(learn)
@@ -119,6 +120,7 @@ def _run(recipes, out, bar=False):
             raise RuntimeError(f"{describe(r)} failed:\n{run_file(r, out, 'log').read_text()}")
     return read_rows(results_file(recipes[0], out))
 
+# %% ../nbs/53_figure1_runs.ipynb #06eba17b
 def load_arrays(
     row,          # of the results file
     out='results' # folder of the results
@@ -134,6 +136,7 @@ def _spread(x, digits): return f'{x.mean():.{digits}f}' + (f' ± {x.std():.{digi
 
 def _runs_of(df, model): return df[(df.method==model[0]) & (df.hierarchy==model[1])]
 
+# %% ../nbs/53_figure1_runs.ipynb #bdf7c227
 def figure1_table(
     df # rows of a results file, of one protocol
 ):

@@ -122,7 +122,7 @@ def _add_norm(dls, prep):
     old = first(dls.after_batch.fs, risinstance(Normalize))
     if old is None:
         if dls.one_batch()[0].shape[1]==len(mean): dls.add_tfms([Normalize.from_stats(mean, std)], 'after_batch')
-    elif any((a.cpu().flatten()-b).abs().max()>.01 for a,b in ((old.mean,mean), (old.std,std))):
+    elif any((a.cpu().flatten()[:len(b)]-b).abs().max()>.01 for a,b in ((old.mean,mean), (old.std,std))):
         warnings.warn(f"The data is normalised, but the weights expect mean {prep['mean']} and std {prep['std']}: "
                       "remove `Normalize` from the batch transforms")
 
@@ -134,12 +134,14 @@ def _example(dls):
     x = tuple(to_cpu(t[:2]).as_subclass(Tensor) for o in b[:n] for t in tuplify(o))
     return x,any(o.shape[1:]==(1,) for o in b[n:] if isinstance(o, Tensor))
 
+# %% ../nbs/10_learner.ipynb #41d46cc4
 class _ManyInputs(nn.Sequential):
     "`nn.Sequential` whose first module takes all inputs"
     def forward(self, *xs):
         for i,f in enumerate(self): xs = f(*xs) if i==0 else f(xs)
         return xs
 
+# %% ../nbs/10_learner.ipynb #8835fbaa
 class _FlatTargets(Callback):
     "Targets of shape `(B,)` instead of `(B, 1)`"
     def before_batch(self): self.learn.yb = tuple(o.flatten() for o in self.yb)
@@ -147,6 +149,7 @@ class _FlatTargets(Callback):
 # %% ../nbs/10_learner.ipynb #294e44dd
 def _take(kwargs, names): return {k: kwargs.pop(k) for k in [*kwargs] if k in names}
 
+# %% ../nbs/10_learner.ipynb #68a276aa
 def _model(arch, head, m, x, pretrained, weights, n_in=None, **kwargs):
     "Body of `arch` with a projection to `m` dimensions, followed by `head`"
     body = embedder(arch, m, n_in=n_in or x[0].shape[1], x=x, pretrained=pretrained, weights=weights, **kwargs)
@@ -155,6 +158,7 @@ def _model(arch, head, m, x, pretrained, weights, n_in=None, **kwargs):
     many.arch = body.arch
     return _ManyInputs(many, head)
 
+# %% ../nbs/10_learner.ipynb #405dbd15
 def _callbacks(meth, flat, proto_lr, proto_wd):
     "Callbacks for any training with `meth`"
     rates = proto_lr!=1 or proto_wd is not None

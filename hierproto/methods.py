@@ -42,6 +42,7 @@ def _hyperspherical(h, m, learn=False, lam=1., sep=1., **kwargs):
     head = sphere_head(m, h, learn, **({} if learn else dict(sep=sep, progress=False)))
     return head,SquaredCosineLoss(**kwargs),[MetricGuide(h, partial(sphere_guide, sep=sep), lam)] if learn else []
 
+# %% ../nbs/19_methods.ipynb #e2b533ee
 def _frame(h, m, decay=None, **kwargs): return FrameHead(m, h, gamma=decay),data_loss(**kwargs),[]
 
 def _haframe(h, m, decay=2., alpha=.4, **kwargs):
@@ -49,6 +50,7 @@ def _haframe(h, m, decay=2., alpha=.4, **kwargs):
     return head,HAFrameLoss(head.protos, alpha, **kwargs),[]
 
 def _hie(h, m, **kwargs): return HiEHead(m, h),LogProbLoss(**kwargs),[]
+
 def _hier_cos(h, m, alpha=.05, **kwargs): return HierCOSHead(m, h),HierCOSLoss(h, alpha, **kwargs),[]
 
 # %% ../nbs/19_methods.ipynb #0cbc348c

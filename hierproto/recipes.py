@@ -92,6 +92,8 @@ _adam = dict(opt='adamw', betas=(.9,.99), wd=1., schedule='one_cycle', report='l
 _frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128, lr=3e-3, epochs=12, bs=512, runs=10)
 _tuned = dict(_adam | dict(wd=.1), arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3,
               n_valid=1000)
+_maps = dict({k: v for k,v in _tuned.items() if k!='crm'}, arch='pyramid', size=120, bs=8, lr=2e-3, epochs=12,
+             n_valid=100)
 _held_out = dict(holdout=.1, runs=1)
 TIERS = dict(
     paper={},
@@ -106,7 +108,8 @@ TIERS = dict(
                            num_workers=0)),
     study=dict(cifar100=dict(_swift, holdout=.1, epochs=5, runs=1)),
     features=dict(cifar100=_frozen), features_study=dict(cifar100={**_frozen, **_held_out}),
-    finetune=dict(cifar100=_tuned), finetune_study=dict(cifar100={**_tuned, **_held_out}),
+    finetune=dict(cifar100=_tuned, nyudv2=_maps),
+    finetune_study=dict(cifar100={**_tuned, **_held_out}, nyudv2={**_maps, **_held_out}),
     figure1=dict(mnist={}, digits=dict(epochs=40, lr=.025)))
 
 # %% ../nbs/50_recipes.ipynb #b94ebec4
@@ -126,6 +129,7 @@ _PRETRAINED = 'tf_efficientnet_lite0','tf_efficientnet_lite1','tf_efficientnet_l
 
 def _in(**bounds): return field(default=None, metadata=bounds) # ge, gt, le, lt
 
+# %% ../nbs/50_recipes.ipynb #46bf7a80
 @dataclass
 class _Settings:
     "Types and bounds of the settings of a recipe"
@@ -183,6 +187,7 @@ def _fits(v, t):
     if kind is tuple: return isinstance(v, (list,tuple)) and all(_fits(o, args[0]) for o in v)
     return type(v) in (int,float) and abs(v)<math.inf if t is float else type(v) is t
 
+# %% ../nbs/50_recipes.ipynb #514b594e
 _WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a string', NoneType: 'None',
           dict: 'a dict'}
 
@@ -271,6 +276,7 @@ def overridden(
     flat = lambda o: {**{k: v for k,v in o.items() if k not in ('run_id','args')}, **o['args']}
     return {k: v for k,v in flat(r).items() if (k,v) not in flat(base).items()}
 
+# %% ../nbs/50_recipes.ipynb #c0a9fda7
 def describe(
     r # a resolved recipe
 ):
@@ -352,6 +358,7 @@ def _arguments(method):
     ps = {k: p.default for f in (Learner,embedder) for k,p in signature(f).parameters.items() if k not in _OURS}
     return {**{k: v for k,v in ps.items() if v is not Parameter.empty}, **METHODS[method].defaults}
 
+# %% ../nbs/50_recipes.ipynb #f9d40df0
 def _check_args(r):
     "Raise if the method of `r` is unknown or does not have the arguments that `r` gives it"
     have = _arguments(r['method'])

@@ -54,6 +54,7 @@ def _find_tree(hierarchy, out):
     files = [Path(hierarchy), *[Path(o)/'trees'/name for o in (out, Path(out).parent)]]
     return str(first(files, Path.is_file) or hierarchy)
 
+# %% ../nbs/54_report.ipynb #310d03ab
 def load_results(
     data, # name of the data set
     tier, # name in `TIERS`
@@ -70,6 +71,7 @@ def load_results(
 def _id(row, method, fraction, over):
     return resolve(row.data, method, row.tier, row.seed, row.fold, fraction, row.hierarchy, **over)['run_id']
 
+# %% ../nbs/54_report.ipynb #b8e01df2
 def pick(
     df,         # rows, from `load_results`
     line,       # method, with settings after colons
@@ -83,6 +85,7 @@ def pick(
     ids = [_id(r, method, fraction, {**(base or {}), **over}) for r in rows.itertuples()]
     return rows[rows.run_id==np.array(ids, dtype=object)].sort_values(['seed','fold'])
 
+# %% ../nbs/54_report.ipynb #00dfd59f
 def _old(df):
     "Rows of `df` that today's recipes do not make"
     return [r for r in df.itertuples() if _id(r, r.method, r.fraction, r.overrides)!=r.run_id]
@@ -94,6 +97,7 @@ def _paired(a, b, metric):
     both = a.merge(b, on=['seed','fold'], suffixes=('','_b'))
     return (both[metric]-both[f'{metric}_b']).to_numpy()
 
+# %% ../nbs/54_report.ipynb #83fc075f
 def _differences(xs, d):
     "Mean of each array of differences with its interval; a star if Holm's p is below 5%"
     res = [f'{np.mean(x):+.{d}f}' if len(x) else '' for x in xs]
@@ -166,6 +170,7 @@ def _markdown(df):
     lines = [head, ['---']*len(head), *([i, *r] for i,r in zip(df.index, df.values))]
     return '\n'.join('| '+' | '.join(map(cell, o))+' |' for o in lines)
 
+# %% ../nbs/54_report.ipynb #2f5ac791
 def say(
     x # a text, or a table
 ):
@@ -266,6 +271,7 @@ def _tables(df, data, base=None):
     if len(sizes)>1: res[name] = sizes.rename(columns=title).round(2)
     return res
 
+# %% ../nbs/54_report.ipynb #e193fc0a
 def _figures(df, base=None):
     "Yields name and figure of each figure of the report"
     if any(len(pick(df, o, base=base)) for o in GROUPS['all']): yield 'bars',plot_bars(df, base)[0].figure

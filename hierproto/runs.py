@@ -50,6 +50,7 @@ class _Part(GetAttr):
         j = self.idx[i]
         return self.ds[j if j.ndim else j.item()]
 
+# %% ../nbs/51_runs.ipynb #ffed6726
 def _use(dl, idx): "Let `dl` read the items `idx` only"; dl.dataset,dl.n = _Part(dl.dataset, idx),len(idx)
 
 def _sample(dl, n, seed=0):
@@ -77,6 +78,7 @@ def _features(data, arch, size):
     dls = features(folder, arch, size=size, flip=True)
     return *[(o.dataset.x, o.dataset.y) for o in dls.loaders], list(dls.vocab), dls.features['key']
 
+# %% ../nbs/51_runs.ipynb #cad02546
 def _frozen_data(r):
     "`dls, hierarchy` of a run on frozen features"
     train,test,vocab,key = _features(r['data'], r['frozen'], r['size'])
@@ -93,7 +95,8 @@ def _pictures(r):
     "`dls, hierarchy` of a run on the data itself"
     f = _named(f"hierproto.data.{r['data']}:{r['data']}")
     args = _accepted(f, **{k: r[k] for k in _ASKED if k in r})
-    if r['arch'] not in ARCHS: args['stats'] = [preprocessing(r['arch'])[k] for k in ('mean','std')]
+    prep = preprocessing(r['arch'])
+    if prep: args.update(_accepted(f, stats=(prep['mean'], prep['std'])))
     if r.get('holdout') and 'holdout' not in args: raise RecipeError(f"{r['data']} has no holdout: remove `holdout`")
     own = _accepted(f, fraction=r['fraction']) # such data sets keep the shares of the classes
     dls,h = _load_data(r, f, **args, **own, **(dict(seed=r['seed']) if own else {}))
@@ -121,11 +124,13 @@ def _optimiser(r):
     opt = dict(sgd=torch.optim.SGD, adam=torch.optim.Adam, adamw=torch.optim.AdamW)[r['opt']]
     return partial(OptimWrapper, opt=opt, lr=r['lr'], weight_decay=r['wd'], **own)
 
+# %% ../nbs/51_runs.ipynb #882658cd
 def _rates(r):
     "First learning rate and weight decay of each group of parameters"
     if 'proto_lr' not in r and 'proto_wd' not in r: return [r['lr']],[r['wd']]
     return [r['lr'], r['lr']*r.get('proto_lr', 1.)],[r['wd'], ifnone(r.get('proto_wd'), r['wd'])]
 
+# %% ../nbs/51_runs.ipynb #a74e0211
 class _Rate(Callback):
     "Set learning rates and weight decays as the recipe `r` says"
     run_valid = False
@@ -152,6 +157,7 @@ def _learner_args(r):
     if len(_rates(r)[0])>1: res['splitter'] = split_protos
     return {**res, **r['args']}
 
+# %% ../nbs/51_runs.ipynb #838bef1c
 def _body(r):
     "The network of the recipe `r` in front of the projection"
     if r['arch']=='identity': return nn.Identity()
@@ -182,6 +188,7 @@ def _rng_state(dls):
                 torch=torch.get_rng_state(), cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
                 dls=[o.rng.getstate() for o in _loaders(dls)])
 
+# %% ../nbs/51_runs.ipynb #7475922a
 def _set_rng_state(s, dls):
     name,keys,*rest = s['np']
     random.setstate(s['py'])
@@ -234,6 +241,7 @@ def _gather(o):
     if num_distrib()>1: torch.distributed.all_gather_object(res, o)
     return res
 
+# %% ../nbs/51_runs.ipynb #f5b132d9
 def _from_first(o):
     "The object `o` of the first process"
     res = [o]
@@ -286,6 +294,7 @@ def before_train(self:_Checkpoint):
 def _quiet(learn):
     with learn.no_bar(), learn.no_logging(): yield
 
+# %% ../nbs/51_runs.ipynb #3ea0c7b2
 def _fit(r, learn, path, costs=None, bar=False):
     "Train `learn` to the end, from the checkpoint at `path` if there is one; returns the checkpoint's state"
     ckpt = _Checkpoint(path, r['report'], costs)
@@ -311,6 +320,7 @@ class _KeepLabels(Callback):
     @property
     def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
 
+# %% ../nbs/51_runs.ipynb #7dec46e2
 def _measure(learn, h, ignore_index=None):
     "All metrics on the test set (the validation set, if there is no other), and the labels"
     rule,short = getattr(learn, 'rule', argmax_rule),lambda o: dict(error_rate='er', average_cost='ahc').get(o, o)
@@ -345,6 +355,7 @@ def _protos(learn):
     "Prototypes of `learn`; None if it has none"
     with contextlib.suppress(ValueError): return find_protos(learn.model).protos
 
+# %% ../nbs/51_runs.ipynb #ecd33997
 def _row(r, learn, h, state, res):
     "The row of the run `r`"
     protos,dls,device = _protos(learn),learn.dls,learn.dls.device
@@ -386,6 +397,7 @@ def _tensorboard(folder):
                 if type(v) in (int,float): self.writer.add_scalar(k, v, self.train_iter)
     return Board(folder, trace_model=False, log_preds=False)
 
+# %% ../nbs/51_runs.ipynb #6d513560
 @contextmanager
 def _logged(log, r, out):
     "Callbacks that log the run `r`"
@@ -409,6 +421,7 @@ def _set_up(r, learn):
     if device=='cpu': cpu_distrib()
     with learn.distrib_ctx(sync_bn=device!='cpu', cpu=device=='cpu'): yield
 
+# %% ../nbs/51_runs.ipynb #098d0ecf
 def _scale_costs(learn, h):
     "Costs between the learnt prototypes of `learn`; None if it has none"
     protos = _protos(learn)

@@ -30,13 +30,11 @@ class FuseNet(nn.Module):
     def __init__(self,
         widths=(64,128,256,512,512), # channels of each stage
         depths=(2,2,3,3,3), # convolutions of each stage
-        p=.5, # dropout
-        n_in=(3,1), # channels of colour and of depth
-        drop_from=2 # first stage that is followed by dropout
+        p=.5 # dropout
     ):
         super().__init__()
-        self.n_in,self.drop_from,self.n_features = n_in,drop_from,widths[0]
-        self.rgb,self.depth = [_encoder(n, widths, depths) for n in n_in]
+        self.n_features = widths[0]
+        self.rgb,self.depth = [_encoder(n, widths, depths) for n in (3,1)]
         outs = [[w]*(n-1)+[prev] for w,n,prev in zip(widths[1:], depths[1:], widths)]
         outs = [[widths[0]]*max(depths[0]-1, 1), *outs]
         self.decoder = nn.ModuleList(_stage(w, *o) for w,o in zip(widths, outs))
@@ -54,18 +52,18 @@ def fuse(self:FuseNet, r, d):
         r,idx = F.max_pool2d(r, 2, return_indices=True)
         memory.append((idx, size))
         if i<last: d = F.max_pool2d(d, 2)
-        if i>=self.drop_from: r,d = self.drop(r),self.drop(d) if i<last else d
+        if i>1: r,d = self.drop(r),self.drop(d) if i<last else d
     return r,memory
 
 # %% ../../nbs/32_backbones.fusenet.ipynb #e3e919ec
 @patch
 def forward(self:FuseNet, x, d=None):
-    r,d = x.split(self.n_in, 1) if d is None else (x,d)
+    r,d = (x[:,:3],x[:,3:]) if d is None else (x,d)
     r,memory = self.fuse(r, d)
     for i in reversed(range(len(memory))):
         idx,size = memory[i]
         r = self.decoder[i](F.max_unpool2d(r, idx, 2, output_size=size))
-        if i>=self.drop_from: r = self.drop(r)
+        if i>1: r = self.drop(r)
     return r
 
 # %% ../../nbs/32_backbones.fusenet.ipynb #bb9b0bc1

@@ -110,6 +110,7 @@ def _published_init(m):
         nn.init.xavier_normal_(m.weight)
         nn.init.normal_(m.bias)
 
+# %% ../../nbs/33_backbones.psetae.ipynb #9c7299e4
 def psetae(
     bands=10, # spectral bands
     published_init=False # initialise as the published training does?

@@ -52,6 +52,7 @@ def _pixels(o, channels):
     o = torch.as_tensor(o)
     return o[None] if o.ndim==2 else o
 
+# %% ../../nbs/20_data.core.ipynb #134c4a62
 @patch
 def new(self:TensorDS, items):
     "A data set without labels of the pictures `items`: tensors, arrays, PIL images or file names"
@@ -164,6 +165,7 @@ def data_roots():
     own = os.environ.get('HIERPROTO_DATA')
     return [*([Path(own).expanduser()] if own else []), fastai_cfg().path('data')]
 
+# %% ../../nbs/20_data.core.ipynb #6ab3473f
 def find_data(
     names, # names that the folder may have, the usual one first
     source=None, # the folder itself, if it is known
