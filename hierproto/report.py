@@ -113,7 +113,8 @@ _TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft label
                fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto', gp_disto_fixed_scale='Fixed scale',
                gp_disto_squared='Squared norm', gp_disto_huber='Pseudo-Huber',
                hyperspherical_learnt='Hyperspherical, learnt', cross_entropy_crm='Cross-entropy, least risk',
-               gp_disto_crm='GP-disto, least risk')
+               gp_disto_crm='GP-disto, least risk', frame='Fixed frame', haframe='HAFrame', hie='HiE',
+               hier_cos='Hier-COS')
 _METRICS = [('er','ER %',1), ('ahc','AHC',3)]
 
 # %% ../nbs/54_report.ipynb #1d543bb6
