@@ -430,3 +430,12 @@ def test_export_onnx_takes_a_folder(work, tmp_path):
     for o in ('onnx', 'onnxscript', 'onnxruntime'): pytest.importorskip(o, reason="exporting needs the extra: pip install 'hierproto[onnx]'")
     assert export_onnx(work/'model', tmp_path/'m.onnx').is_file()
     with pytest.raises(ModelError, match='is a folder'): export_onnx(work/'model', work/'model')
+
+
+def test_audit_calls_levels_by_their_names(tmp_path, capsys):
+    (tmp_path/'classes.csv').write_text('kingdom;family;species\nanimal;cats;lion\nanimal;dogs;fox\nplant;beeches;oak\n')
+    (tmp_path/'p.csv').write_text('target,prediction\nlion,fox\nfox,fox\noak,lion\n')
+    run_command('audit', [tmp_path/'p.csv', tmp_path/'classes.csv', '--out', tmp_path/'a', '--shuffles', 0])
+    table = pd.read_csv(tmp_path/'a'/'table.csv')
+    assert [c for c in table if 'accuracy' in c] == ['kingdom accuracy %', 'family accuracy %'] and table['kingdom accuracy %'][0] == pytest.approx(200/3)
+    assert 'kingdom accuracy %' in capsys.readouterr().out and '["kingdom", "family", "species"]' in (tmp_path/'a'/'report.html').read_text()
