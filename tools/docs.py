@@ -232,21 +232,8 @@ def sphinx_source(proc, src):
     if (root/'nbs/images').exists(): shutil.copytree(root/'nbs/images', src/'images')
     return {page: n for n, (page, _) in pages.items()}
 
-# an empty icon, wide tables and equations that scroll in their own box, tables that follow the theme, code of 120 characters on wide screens,
-# outputs that wrap, captions below their figures, modest prompts of folded code, rows of long cells as blocks on a phone
-head = ('<link rel="icon" href="data:,"><style>.cell_output .text_html, div.math { overflow-x: auto } h1, h2, h3 { overflow-wrap: anywhere } '
-        '.cell_output table :is(tr, th, td) { color: var(--color-foreground-primary) !important; background: none !important } '
-        '.cell_output table:is(.dataframe, .fastprogress) { font-size: .78em } .cell_output table:is(.dataframe, .fastprogress) :is(th, td) { padding: .2em .4em } '
-        '.cell_output table tbody tr:nth-child(odd) { background: rgba(127, 127, 127, .12) !important } '
-        '@media (min-width: 46em) { .cell_output pre { white-space: pre-wrap } } .cell_output p.caption { text-align: left } '
-        '.cell_output table.docutils { font-size: .85em; margin-left: 0 } td:has(br) { min-width: 22em } '
-        'details.hide, details.hide .admonition-title { background: none !important; border: none; box-shadow: none; padding: 0; margin: 0 } '
-        'details.hide .admonition-title { color: var(--color-foreground-secondary) } details.hide .admonition-title::before { display: none } '
-        '@media (max-width: 46em) { table:not(.dataframe, .fastprogress) td:first-child { min-width: 9em } table:is(:has(td br), :has(td:first-child a code)) :is(tbody, tr, td) { display: block; border: none } table:is(:has(td br), :has(td:first-child a code)) thead { display: none } } '
-        'p:has(> a:only-child[href*="/blob/main/hierproto/"]) { float: right; margin: -2.2em 0 0; font-size: .8em } '
-        '.sidebar-tree .caption { cursor: pointer } div.highlight pre { font-size: .75rem } '
-        '@media (min-width: 86em) and (max-width: 110em) { .sidebar-drawer { width: 15em } .main > .content { width: 52em; padding: 0 2em } } '
-        '@media (min-width: 110em) { .main > .content { width: 60em } }</style>')
+# an empty icon, and the style
+head = f"""<link rel="icon" href="data:,"><style>{(root/'tools/docs.css').read_text(encoding='utf-8')}</style>"""
 # only the section of the current page is open; a click on a section opens or closes it
 head += """<script>addEventListener('DOMContentLoaded', () => document.querySelectorAll('.sidebar-tree .caption').forEach(c => {
   const list = c.nextElementSibling, open = o => { list.style.display = o ? '' : 'none'; c.setAttribute('aria-expanded', o) },
