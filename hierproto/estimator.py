@@ -51,7 +51,8 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
 def _train(self:HierarchicalClassifier, X, y):
     "Train a `Learner` on the standardised rows `X` and the class numbers `y`"
     X = X[:,None] # one view
-    dls = tensor_dls((X,y), (X[:2],y[:2]), self.hierarchy_.leaves, bs=min(self.bs, len(X)), ds_cls=FeatureDS, device='cpu')
+    dls = tensor_dls((X,y), (X[:2],y[:2]), self.hierarchy_.leaves, bs=min(self.bs, len(X)), ds_cls=FeatureDS,
+                     device='cpu')
     body = nn.Sequential(nn.Linear(X.shape[2], self.hidden), nn.ReLU()) if self.hidden else nn.Identity()
     learn = hier_learner(dls, body, self.hierarchy_, self.method, m=self.m, pretrained=False, metrics=[], wd=self.wd,
                          **(self.params or {}))

@@ -227,7 +227,8 @@ def _describe(data, o):
     nv,kind = int(data.table.valid.sum()),', grey' if data.grey else ''
     start = dict(no='random weights', yes='published weights').get(o.pretrained, f'the weights in {o.pretrained}')
     return (f"{len(data.table)-nv:,} pictures of {len(data.h)} classes to learn from, {nv:,} held back; "
-            f"{o.method} on {o.arch}, {o.size}x{o.size} pixels{kind}, {o.epochs:,} epoch{'s'*(o.epochs>1)} from {start}")
+            f"{o.method} on {o.arch}, {o.size}x{o.size} pixels{kind}, "
+            f"{o.epochs:,} epoch{'s'*(o.epochs>1)} from {start}")
 
 def _train(data, o):
     "A Learner, trained with the options `o`"

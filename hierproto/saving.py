@@ -156,13 +156,21 @@ def read_picture(
     raise PictureError(f'{o}: {why}' if isinstance(o, (str,Path)) else f'{why}')
 
 # %% ../nbs/44_saving.ipynb #ea14b714
+def _crop(img, size):
+    "The centre of `img` with the proportions of `size` (H, W), as `Resize` crops it"
+    m = min(img.width/size[1], img.height/size[0])
+    w,h = int(m*size[1]),int(m*size[0])
+    x,y = (img.width-w)//2,(img.height-h)//2
+    return img.crop((x, y, x+w, y+h))
+
+# %% ../nbs/44_saving.ipynb #a75a44a5
 def _pixels(o, channels, size, resize='squish', pad='reflection', interpolation='bilinear', **_):
     "The picture `o` as bytes (H, W, C), in the size of the model, by its image settings"
     img,mode = read_picture(o, channels),Image.Resampling[interpolation.upper()]
-    if resize=='squish': img = img.resize(size[::-1], mode) # what `Resize` does, three times as fast
-    else:
+    if resize=='pad':
         img = (PILImageBW if channels==1 else PILImage)(img)
         img = Resize(tuple(size), resize, pad, resamples=(mode,Image.NEAREST))(img, split_idx=1)
+    else: img = (_crop(img, size) if resize=='crop' else img).resize(size[::-1], mode)
     return torch.from_numpy(np.array(img)).view(*size, channels)
 
 # %% ../nbs/44_saving.ipynb #f0d5ea08
