@@ -87,13 +87,12 @@ class RecipeError(ValueError): "A recipe that cannot be followed, and what to ch
 # %% ../nbs/50_recipes.ipynb #36a034ae
 _small = dict(epochs=2, n_train=256, n_test=256, runs=1)
 _swift = dict(arch='swift_resnet', epochs=12, schedule='cosine')
-_adam = dict(opt='adamw', betas=(.9,.99), wd=1., schedule='one_cycle', report='last', lam=1., proto_lr=10.,
-             proto_wd=0., crm=True)
-_frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128, lr=3e-3, epochs=12, bs=512, runs=10)
-_tuned = dict(_adam | dict(wd=.1), arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3,
-              n_valid=1000)
-_maps = dict({k: v for k,v in _tuned.items() if k!='crm'}, arch='pyramid', size=120, bs=8, lr=2e-3, epochs=12,
-             n_valid=100)
+_adam = dict(opt='adamw', betas=(.9,.99), wd=.1, schedule='one_cycle', report='last', lam=1., proto_lr=10., proto_wd=0.)
+_frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128, lr=3e-3, wd=1., epochs=12, bs=512,
+               runs=10, crm=True)
+_tuned = dict(_adam, arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3, n_valid=1000,
+              crm=True)
+_maps = dict(_adam, arch='pyramid', pretrained=True, size=120, lr=2e-3, epochs=16, bs=8, runs=3, n_valid=100)
 _held_out = dict(holdout=.1, runs=1)
 TIERS = dict(
     paper={},
