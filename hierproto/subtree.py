@@ -46,7 +46,9 @@ def _sums(self:SubtreeSum, z):
     return torch.cat([z, inner])
 
 @patch
-def forward(self:SubtreeSum, x): return _by_row(self._sums, x, self.n_classes)
+def forward(self:SubtreeSum, x):
+    "Sums of `x` over the subtree of each node"
+    return _by_row(self._sums, x, self.n_classes)
 
 # %% ../nbs/06_subtree.ipynb #194da487
 @patch
