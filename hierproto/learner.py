@@ -277,7 +277,8 @@ def _draw_counts(self:HierInterpretation, ax, cm, size):
     else:
         for a,b in zip(i, j):
             style = dict(color='grey') if a==b else dict(color='k', weight='bold')
-            ax.text(b, a, cm[a,b], ha='center', va='center', fontsize=min(10, 90*size/len(cm)/len(str(cm[a,b]))), **style)
+            fits = 90*size/len(cm)/len(str(cm[a,b]))
+            ax.text(b, a, cm[a,b], ha='center', va='center', fontsize=min(10, fits), **style)
 
 # %% ../nbs/10_learner.ipynb #9088e521
 @patch
@@ -314,8 +315,9 @@ def most_costly(self:HierInterpretation, k=10):
 def level_report(self:HierInterpretation):
     "Groups and accuracy at each level of the tree"
     h,pair = as_tree(self.D, 'A report by level'),(self.decoded[self.counts],self.targs[self.counts])
-    rows = [(n, len(h.ancestors(l).unique()), level_accuracy(*pair, h, l).item()) for l,n in enumerate(h.level_names, 1)]
-    return pd.DataFrame(rows, columns=['level','groups','accuracy']).set_index('level')
+    groups = [len(h.ancestors(l).unique()) for l in range(1, h.depth+1)]
+    right = [level_accuracy(*pair, h, l).item() for l in range(1, h.depth+1)]
+    return pd.DataFrame(dict(groups=groups, accuracy=right), index=pd.Index(h.level_names, name='level'))
 
 # %% ../nbs/10_learner.ipynb #da98f688
 @patch
