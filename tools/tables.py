@@ -40,10 +40,13 @@ class HiClass(ClassifierMixin, BaseEstimator):
         return self
     def predict(self, X): return np.array([[o for o in r if o!=''][-1] for r in self.model_.predict(X)])
 
+METHODS = 'cross_entropy','soft_labels','gp_disto'
+
 def models(h, strength):
-    net = lambda m: HierarchicalClassifier(h, m, epochs=20, wd=strength/10, random_state=0)
+    "All models by name, with one strength of regularisation"
+    net = lambda m, hidden: HierarchicalClassifier(h, m, hidden=hidden, epochs=20, wd=strength/10, random_state=0)
     return dict(logistic=LogisticRegression(C=strength, max_iter=300), hiclass=HiClass(h, strength),
-                cross_entropy=net('cross_entropy'), soft_labels=net('soft_labels'), gp_disto=net('gp_disto'))
+                **{m: net(m, 128) for m in METHODS}, **{f'{m}_linear': net(m, 0) for m in METHODS})
 
 def measure(h, answers, y):
     index = {o: k for k,o in enumerate(h.leaves)}
