@@ -22,7 +22,8 @@ torch.set_num_threads(1)  # as in the processes that tests start: sums in anothe
 def started(name, *argv, home=None, **kw):
     "The command `name` as its entry point starts it, in a process of its own"
     env = {**os.environ, 'OMP_NUM_THREADS': '1', **({'HOME': str(home)} if home else {})}
-    code = f'from hierproto.cli import {name}_cli; {name}_cli()'
+    listen = 'import signal; signal.signal(signal.SIGINT, signal.default_int_handler); ' # jobs in the background ignore Ctrl+C
+    code = f'{listen}from hierproto.cli import {name}_cli; {name}_cli()'
     return subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **kw)
 
 def program(name, *argv, **kw):
