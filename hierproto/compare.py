@@ -317,7 +317,7 @@ def levels(self:Comparison):
     "Mean accuracy at each level of the tree in percent, under the names of its levels, the classes last"
     acc = pd.DataFrame(self.rows.levels.map(json.loads).tolist())
     acc[len(acc.columns)] = 1-self.rows.er
-    acc.columns = getattr(self.h, 'level_names', ['class'])
+    acc.columns = self.h.level_names if self.h else [*(f'level {l}' for l in acc.columns[1:]), 'class']
     return 100*acc.groupby([self.rows.method, self.rows.rule]).mean().loc[self.table().index]
 
 # %% ../nbs/47_compare.ipynb #4b9f0e37

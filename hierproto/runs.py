@@ -114,7 +114,7 @@ def run_data(
     if r.get('same_steps'): _use(dls.train, torch.arange(round(n/r['fraction']))%n)
     for dl in dls.loaders[1:]: _sample(dl, r.get('n_test', len(dl.dataset)))
     if 'n_valid' in r:
-        dls.loaders.insert(1, dls.valid.new())
+        if len(dls.loaders)<3: dls.loaders.insert(1, dls.valid.new()) # the test set stays last
         _sample(dls.valid, r['n_valid'])
     return dls,h
 

@@ -44,6 +44,7 @@ def _enlarge(x, like): return F.interpolate(x, size=like.shape[-2:], mode='bilin
 
 @patch
 def forward(self:_Pyramid, x):
+    "Features of `x`, at its size"
     fs = self.encoder.forward_intermediates(x, indices=self.scales, intermediates_only=True)
     fs = [side(f) for side,f in zip(self.sides, fs)]
     return _enlarge(self.last(sum(_enlarge(f, fs[0]) for f in fs)), x)
