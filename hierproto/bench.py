@@ -100,12 +100,14 @@ def _tree(K, name=None):
 
 # %% ../nbs/55_bench.ipynb #351b509d
 def _features_learner(method, K):
-    dls = _random_dls(20*256, (1,1280), K, 256, ds_cls=FeatureDS)
-    return hier_learner(dls, nn.Identity(), _tree(K, {100: 'cifar100', 1010: 'inat19'}[K]), method, metrics=[])
+    name,*guide = method.split(':')
+    dls,h = _random_dls(20*256, (1,1280), K, 256, ds_cls=FeatureDS),_tree(K, {100: 'cifar100', 1010: 'inat19'}[K])
+    return hier_learner(dls, nn.Identity(), h, name, metrics=[], **(dict(guide=guide[0]) if guide else {}))
 
 _OTHERS = [m for m in GROUPS['all'] if m!='cross_entropy']
+_ON_FEATURES = {(m,K): 1.6 for K in (100,1010) for m in [*_OTHERS, 'gp_disto:sampled']}
 
-@_measure('training step on features', 'cross-entropy', {(m,K): 1.6 for K in (100,1010) for m in _OTHERS})
+@_measure('training step on features', 'cross-entropy', _ON_FEATURES)
 def _(method, K): return [_epoch(_features_learner(o, K)) for o in (method,'cross_entropy')]
 
 # %% ../nbs/55_bench.ipynb #91b30768
