@@ -223,7 +223,7 @@ def sweep(
     data:str='all',          # names separated by commas, or all
     methods:str='all',       # separated by commas; all is table 2, ablation 3, robustness 4, little section 4.5
     tier:str='cpu',          # paper (as published), cpu (small network), features, finetune, smoke (seconds), ...
-    seeds:int=0,             # runs (folds, for s2agri) of each; 0 for as many as published
+    seeds:int=0,             # runs of each (folds for s2agri: more than 5 repeat them); 0 for as many as published
     fraction:str='1',        # parts of the training set, separated by commas
     hierarchy:str='',        # name, or file (.csv, .json), of the tree
     set:str='',              # other changes of the recipes: epochs=3,lr=.05; fp16=True for mixed precision on a GPU

@@ -334,6 +334,11 @@ def parse_methods(
     return [o for o in pairs if o[0] not in without]
 
 # %% ../nbs/50_recipes.ipynb #837072f9
+def _repeat(data, how, i):
+    "Seed and fold of run number `i`; further folds have the next seed, so another division of the data"
+    return dict(seed=i) if how=='seed' else dict(zip(('seed','fold'), divmod(i, RECIPES[data]['runs'][0])))
+
+# %% ../nbs/50_recipes.ipynb #f78c2b5b
 def sweep_recipes(
     data,            # name in `RECIPES`
     methods='all',   # see `parse_methods`
@@ -345,8 +350,9 @@ def sweep_recipes(
     _known(data, RECIPES, 'data')
     _check_value('seeds', seeds or 0, int, ge=0)
     base = {**_value(RECIPES[data]), **_tier_of(data, kwargs.get('tier', 'paper'))}
-    return [resolve(data, m, fraction=f, **{base['repeat']: s}, **{**kwargs, **o}) for s in range(seeds or base['runs'])
-            for f in fractions for m,o in parse_methods(methods, base.get('without', ()))]
+    return [resolve(data, m, fraction=f, **_repeat(data, base['repeat'], i), **{**kwargs, **o})
+            for i in range(seeds or base['runs']) for f in fractions
+            for m,o in parse_methods(methods, base.get('without', ()))]
 
 # %% ../nbs/50_recipes.ipynb #355a3330
 _OURS = 'x cbs default_cbs metrics loss_func opt_func splitter path model_dir'.split() # not for recipes

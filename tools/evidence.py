@@ -39,9 +39,9 @@ def read(recipes, out):
     df = read_rows(results_file(recipes[0], out))
     return df[df.run_id.isin({r['run_id'] for r in recipes})].sort_values('seed') if len(df) else df
 
-def table(best, seeds): return [r for s in seeds for m in best for r in runs(m, best[m], [s])]
+def table(best, seeds=range(10)): return {m: runs(m, best[m], seeds) for m in best}
 
-def hidden(best, seeds=range(5)): return [r for s in seeds for m in best for r in runs(m, best[m], [s], arch='hidden')]
+def hidden(best, seeds=range(5)): return {m: runs(m, best[m], seeds, arch='hidden') for m in best}
 
 def sizes(best, seeds=range(5)):
     "Recipes by method and part of the training set"
@@ -106,8 +106,8 @@ def finetune(best, out, fraction, seeds):
 def in_turn(lines): return [r for rs in zip(*lines.values()) for r in rs] # seed by seed
 
 STAGES = dict(study=lambda best, out: [r for *_,r in trials()],
-              table=lambda best, out: table(best, range(5)), seeds=lambda best, out: table(best, range(10)),
-              hidden=lambda best, out: hidden(best), sizes=lambda best, out: sum(sizes(best).values(), []),
+              table=lambda best, out: in_turn(table(best)), hidden=lambda best, out: in_turn(hidden(best)),
+              sizes=lambda best, out: sum(sizes(best).values(), []),
               ablations=lambda best, out: in_turn(ablations(best)), trees=lambda best, out: in_turn(trees(best, out)),
               finetune_study=lambda best, out: list(tuning(best, 'finetune_study', .1).values()),
               finetune_tenth=lambda best, out: in_turn(finetune(best, out, .1, range(5))),
