@@ -248,7 +248,7 @@ def preprocessing(
         body = body.arch
     arch = arch_func(body)
     name = arch if isinstance(arch, str) else arch.__name__
-    name = dict(resnet18_224='resnet18', pyramid='tf_efficientnet_lite0').get(name, name)
+    name = dict(resnet18_224='resnet18').get(name, name)
     if name in _torchvision_names(): return _torchvision_prep(name)
     if not _is_timm(name): return None
     import timm

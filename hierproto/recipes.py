@@ -92,7 +92,8 @@ _frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128,
                runs=10, crm=True)
 _tuned = dict(_adam, arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3, n_valid=1000,
               crm=True)
-_maps = dict(_adam, arch='pyramid', pretrained=True, size=120, lr=2e-3, epochs=16, bs=8, runs=3, n_valid=100)
+_maps = dict(_adam, arch='pyramid', frozen='tf_efficientnet_lite0', project=False, size=120, lr=3e-3, epochs=8, bs=8,
+             runs=3, n_valid=100)
 _held_out = dict(holdout=.1, runs=1)
 TIERS = dict(
     paper={},
@@ -106,9 +107,9 @@ TIERS = dict(
                inat19=dict(_small, arch='thin_resnet', pretrained=False, n_train=64, n_test=64, bs=16, size=32,
                            num_workers=0)),
     study=dict(cifar100=dict(_swift, holdout=.1, epochs=5, runs=1)),
-    features=dict(cifar100=_frozen), features_study=dict(cifar100={**_frozen, **_held_out}),
-    finetune=dict(cifar100=_tuned, nyudv2=_maps),
-    finetune_study=dict(cifar100={**_tuned, **_held_out}, nyudv2={**_maps, **_held_out}),
+    features=dict(cifar100=_frozen, nyudv2=_maps),
+    features_study=dict(cifar100={**_frozen, **_held_out}, nyudv2={**_maps, **_held_out}),
+    finetune=dict(cifar100=_tuned), finetune_study=dict(cifar100={**_tuned, **_held_out}),
     figure1=dict(mnist={}, digits=dict(epochs=40, lr=.025)))
 
 # %% ../nbs/50_recipes.ipynb #b94ebec4

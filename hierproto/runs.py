@@ -89,7 +89,7 @@ def _frozen_data(r):
     return dls,tree_for(read_hierarchy(r['hierarchy']), vocab)
 
 # %% ../nbs/51_runs.ipynb #e18f6fcc
-_ASKED = 'bs fold size min_samples num_workers holdout protocol normalize'.split()
+_ASKED = 'bs fold size min_samples num_workers holdout protocol normalize frozen pretrained'.split()
 
 def _pictures(r):
     "`dls, hierarchy` of a run on the data itself"
@@ -108,7 +108,7 @@ def run_data(
     r # a resolved recipe
 ):
     "`dls, hierarchy` of the run `r`; a third loader is the test set, if the data has a separate validation set"
-    dls,h = (_frozen_data if r.get('frozen') else _pictures)(r)
+    dls,h = (_frozen_data if r.get('frozen') and r['data']!='nyudv2' else _pictures)(r)
     _sample(dls.train, r.get('n_train', len(dls.train_ds)), r['seed'])
     n = len(dls.train_ds)
     if r.get('same_steps'): _use(dls.train, torch.arange(round(n/r['fraction']))%n)
@@ -165,7 +165,7 @@ def _body(r):
     if r['arch'] not in ARCHS:
         return embedder(r['arch'], pretrained=r['pretrained'], project=False)[0].to(memory_format=torch.channels_last)
     make = arch_func(r['arch'])
-    return make(**_accepted(make, m=r['m'], pretrained=r['pretrained']))
+    return make(**_accepted(make, m=r['m'], pretrained=r['pretrained'], size=r.get('size')))
 
 # %% ../nbs/51_runs.ipynb #9b63e27d
 def run_learner(
@@ -440,8 +440,8 @@ def _same_training(r, recipes):
 
 # %% ../nbs/51_runs.ipynb #e46ec13c
 def _more_columns(r, learn, h):
-    "Columns that the setting `crm` adds"
-    if not r.get('crm'): return {}
+    "Columns of frozen features, and those that the setting `crm` adds"
+    if not r.get('crm'): return dict(features=learn.dls.features) if r.get('frozen') else {}
     with learn.no_bar(): scores,y = learn.get_preds(dl=learn.dls.loaders[1:3][-1], act=noop)
     expert,risk = tree_for(TREES[r['data']], list(learn.dls.vocab)),-expected_cost(scores, h)
     decided = hier_report(risk, y, h)

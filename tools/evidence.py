@@ -1,4 +1,4 @@
-"Run the experiments with pretrained networks on CIFAR-100, in stages; finished runs are kept, so stop and start at will"
+"Run the experiments with pretrained networks, in stages; finished runs are kept, so stop and start at will"
 import argparse, itertools, pandas as pd, torch, torch.nn.functional as F
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ KNOBS = dict(cross_entropy=('lr',1e-3,3e-3), learnt=('proto_lr',1.,10.), gp_dist
              deep_ncm=('lr',1e-3,3e-3), frame=('lr',3e-3,1e-2), hyperspherical=('lr',3e-3,1e-2), hie=('lr',1e-3,3e-3),
              hier_cos=('lr',1e-3,3e-3), haframe=('lr',3e-3,1e-2))
 RATES = (3e-4, 1e-3, 3e-3) # of fine-tuning
+MAP_RATES = (1e-3, 3e-3, 1e-2) # of NYUDv2
 BATCHES = {.01: 32, .05: 32, .1: 64, .2: 128, .5: 256} # smaller with less data, so that the number of steps stays about the same
 LAMBDAS = (.1, .3, 1., 3., 10., 30., 100.)
 TREES = 'shuffled','random','flat','wordnet','clustered','confusions'
@@ -103,6 +104,18 @@ def finetune(best, out, fraction, seeds):
     "Recipes for the whole network by method"
     return {m: [tuning(best, 'finetune', fraction, s)[m,lr] for s in seeds] for m,lr in best_rates(best, out).items()}
 
+def map_trials():
+    "Recipes on NYUDv2 by method and rate"
+    methods = 'cross_entropy','soft_labels','yolo','learnt','gp_disto'
+    return {(m,lr): resolve('nyudv2', m, 'features_study', lr=lr) for m in methods for lr in MAP_RATES}
+
+def maps(out, seeds=range(5)):
+    "Recipes on NYUDv2 by method, with the rate of the lowest average cost on held-out frames"
+    ahc = pd.read_csv(Path(out)/'nyudv2_features_study.csv').set_index('run_id').ahc
+    cost = {k: ahc[r['run_id']] for k,r in map_trials().items()}
+    best = {m: min(MAP_RATES, key=lambda lr: cost[m,lr]) for m,_ in cost}
+    return {m: [resolve('nyudv2', m, 'features', seed=s, lr=lr) for s in seeds] for m,lr in best.items()}
+
 def in_turn(lines): return [r for rs in zip(*lines.values()) for r in rs] # seed by seed
 
 STAGES = dict(study=lambda best, out: [r for *_,r in trials()],
@@ -111,16 +124,17 @@ STAGES = dict(study=lambda best, out: [r for *_,r in trials()],
               ablations=lambda best, out: in_turn(ablations(best)), trees=lambda best, out: in_turn(trees(best, out)),
               finetune_study=lambda best, out: list(tuning(best, 'finetune_study', .1).values()),
               finetune_tenth=lambda best, out: in_turn(finetune(best, out, .1, range(5))),
-              finetune=lambda best, out: in_turn(finetune(best, out, 1., range(3))))
+              finetune=lambda best, out: in_turn(finetune(best, out, 1., range(3))),
+              maps_study=lambda best, out: list(map_trials().values()), maps=lambda best, out: in_turn(maps(out)))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('stages', nargs='+', choices=STAGES, help='study and finetune_study come first: the others need what they choose')
+    p.add_argument('stages', nargs='+', choices=STAGES, help='the stages ending in study come first: the others need what they choose')
     p.add_argument('--out', default='results')
     a = p.parse_args()
     prepare()
     for s in a.stages:
-        best = {} if s=='study' else chosen(a.out)
-        run_sweep(STAGES[s](best, a.out), out=a.out, say=partial(print, flush=True), preds=s in ('finetune_tenth','finetune'))
+        best = {} if 'study'==s or s.startswith('maps') else chosen(a.out)
+        run_sweep(STAGES[s](best, a.out), out=a.out, say=partial(print, flush=True), preds=s in ('finetune_tenth','finetune','maps'))
 
 if __name__=='__main__': main()

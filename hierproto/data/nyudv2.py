@@ -6,7 +6,7 @@
 __all__ = ['VOID', 'official_split', 'tree_colours', 'nyudv2']
 
 # %% ../../nbs/24_data.nyudv2.ipynb #b0aee6ad
-import json, warnings
+import hashlib, json, warnings
 from importlib.resources import files
 import numpy as np, torch, torch.nn.functional as F
 from PIL import Image
@@ -14,7 +14,9 @@ from fastcore.all import *
 from fastai.data.all import *
 from fastai.vision.core import *
 from fastai.vision.data import get_grid
+from fastprogress.fastprogress import progress_bar
 from ..hierarchy import *
+from ..body import embedder, preprocessing
 from .core import *
 from .cifar100 import image_tfms
 
@@ -164,6 +166,47 @@ class _FlipZoom(ItemTransform):
         y = near(y[:,None].float())[:,0].to(y.dtype)
         return type(b[0])(torch.cat([colour, near(x[:,3:])], 1)), type(b[1])(y)
 
+# %% ../../nbs/24_data.nyudv2.ipynb #e1ca57d5
+def _frozen_net(arch, pretrained=True):
+    "The network `arch` of timm up to its last stage, for inference"
+    net = embedder(arch, pretrained=pretrained)[0].model.eval()
+    net.prune_intermediate_layers([2,3,4], prune_norm=True)
+    return net.to(memory_format=torch.channels_last)
+
+# %% ../../nbs/24_data.nyudv2.ipynb #57ca9562
+@torch.inference_mode()
+def _frame_features(x, net, zoom=2):
+    "Features (N, F) by `net` of the frames `x` (N, 4, H, W), enlarged by `zoom`"
+    mean,std = [tensor(preprocessing(net)[k])[:,None,None] for k in ('mean','std')]
+    def some(x):
+        x = F.interpolate(x.float()/255, scale_factor=zoom, mode='bilinear')
+        both = (torch.cat([x[:,:3], x[:,3:].expand(-1, 3, -1, -1)])-mean)/std
+        maps = net.forward_intermediates(both.to(memory_format=torch.channels_last), indices=[2,3,4], intermediates_only=True)
+        return torch.cat([torch.cat(o.chunk(2), 1).flatten(1) for o in maps], 1).half()
+    return torch.cat([some(o) for o in progress_bar(x.split(16), leave=False)])
+
+# %% ../../nbs/24_data.nyudv2.ipynb #108c0a6c
+class _MapDS(TensorDS):
+    "Features `x` (N, views, F) of frames, the second view mirrored, and classes `y` (N, H, W)"
+    def __getitem__(self, i):
+        x,y = self.x[i],self.y[i].long()
+        if self.split_idx!=0: return TensorBase(x[...,0,:].float()),TensorMask(y)
+        view = torch.randint(x.shape[-2], (*x.shape[:-2],1,1))
+        x,y = x.take_along_dim(view, -2).squeeze(-2),y.flip(-1).where(view>0, y)
+        return TensorBase(x.float()),TensorMask(y[...,::2,::2])
+
+# %% ../../nbs/24_data.nyudv2.ipynb #c046e57f
+def _digest(tensors):
+    res = hashlib.sha1()
+    for o in tensors: res.update(o.detach().contiguous().numpy())
+    return res.hexdigest()[:16]
+
+def _features(parts, net):
+    "Features (N, views, F) by `net` of the frames in `parts`, to train and to test, and their digest"
+    (train,_),(test,_) = parts
+    xs = [torch.stack([_frame_features(o, net) for o in views], 1) for views in ([train, train.flip(-1)], [test])]
+    return [*xs, _digest([train, test, *net.state_dict().values()])]
+
 # %% ../../nbs/24_data.nyudv2.ipynb #b40a171a
 def _hold_out(x, y, share, seed=0):
     "`x, y` without a `share` of the blocks of consecutive training frames, and `x, y` of these"
@@ -186,13 +229,21 @@ def nyudv2(
     source=None, # file or folder; searched for unless given
     stats=imagenet_stats, # mean and deviation of colours that the network expects
     hierarchy='nyudv2', # the paper's tree; or another tree, file or name
+    frozen=None, # name of a network (timm) whose features replace the frames
+    pretrained=True, # does `frozen` use its published weights?
     **kwargs
 ):
     "NYUDv2, 795 frames to train and 654 to test: `dls, hierarchy`; void pixels are 255"
-    vocab = list(_facts()['classes'])
-    (x,y),test = _tensors(source, (size, size*4//3) if isinstance(size, int) else size)
+    vocab,size = list(_facts()['classes']),(size, size*4//3) if isinstance(size, int) else size
+    (x,y),test = parts = _tensors(source, size)
+    if frozen:
+        file = cache_path('nyudv2_features', str(_source(source).resolve()), size, frozen, pretrained)
+        x,x_test,digest = cached(file, lambda: _features(parts, _frozen_net(frozen, pretrained)))
+        test = x_test,test[1]
     if holdout: (x,y),test = _hold_out(x, y, holdout)
     part = take_fraction(torch.zeros(len(x), dtype=torch.long), fraction, seed)
-    tfms = image_tfms([[*o, d] for o,d in zip(stats, _DEPTH)], *[_FlipZoom()]*augment)
-    dls = tensor_dls((x[part],y[part]), test, vocab, bs=bs, batch_tfms=tfms, ds_cls=_RGBDDS, **kwargs)
+    tfms = None if frozen else image_tfms([[*o, d] for o,d in zip(stats, _DEPTH)], *[_FlipZoom()]*augment)
+    ds_cls = _MapDS if frozen else _RGBDDS
+    dls = tensor_dls((x[part],y[part]), test, vocab, bs=bs, batch_tfms=tfms, ds_cls=ds_cls, **kwargs)
+    if frozen: dls.features = digest
     return dls, align_costs(hierarchy, vocab, subset=True)
