@@ -58,10 +58,11 @@ def ablations(best, seeds=range(5)):
     lines |= {'gp_disto:hidden=False': ('gp_disto', dict(gp, hidden=False))}
     return {k: runs(m, o, seeds) for k,(m,o) in lines.items()}
 
-def trees(best, out, seeds=range(5)):
+def trees(best, out, fraction=1., seeds=range(5)):
     "Recipes by method and tree"
     if not (Path(out)/'trees'/'cifar100_confusions.csv').exists(): make_trees(out)
-    return {(m,o): runs(m, best[m], seeds, hierarchy=f'{out}/trees/cifar100_{o}.csv') for m in ('gp_disto','soft_labels') for o in TREES}
+    few = dict(fraction=fraction, bs=BATCHES[fraction]) if fraction<1 else {}
+    return {(m,o): runs(m, best[m], seeds, hierarchy=f'{out}/trees/cifar100_{o}.csv', **few) for m in ('gp_disto','soft_labels') for o in TREES}
 
 # the senses that the pictures show, where they are not the first
 SENSES = dict(aquarium_fish='goldfish.n.01', beaver='beaver.n.07', bowl='bowl.n.03', castle='castle.n.02', cloud='cloud.n.02', dolphin='dolphin.n.02',
@@ -121,7 +122,7 @@ def in_turn(lines): return [r for rs in zip(*lines.values()) for r in rs] # seed
 STAGES = dict(study=lambda best, out: [r for *_,r in trials()],
               table=lambda best, out: in_turn(table(best)), hidden=lambda best, out: in_turn(hidden(best)),
               sizes=lambda best, out: sum(sizes(best).values(), []),
-              ablations=lambda best, out: in_turn(ablations(best)), trees=lambda best, out: in_turn(trees(best, out)),
+              ablations=lambda best, out: in_turn(ablations(best)), trees=lambda best, out: in_turn(trees(best, out)) + in_turn(trees(best, out, .05)),
               finetune_study=lambda best, out: list(tuning(best, 'finetune_study', .1).values()),
               finetune_tenth=lambda best, out: in_turn(finetune(best, out, .1, range(5))),
               finetune=lambda best, out: in_turn(finetune(best, out, 1., range(3))),
