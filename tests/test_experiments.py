@@ -135,7 +135,7 @@ def test_nonsense_is_refused_before_any_work(kw, dry, program, tmp_path, monkeyp
 # --- ids ---
 RESULTS = Path(__file__).parents[1]/'results'
 FILES = [('cifar100', 'cpu', RESULTS, ['cifar100', 'cifar100_random.csv', 'cifar100_shuffled.csv']), ('cifar100', 'study', RESULTS, ['cifar100']),
-         ('nyudv2', 'cpu', RESULTS, ['nyudv2']), ('s2agri', 'cpu', RESULTS/'parcels', ['parcels.json']),
+         ('nyudv2', 'features', RESULTS, ['nyudv2']), ('nyudv2', 'features_study', RESULTS, ['nyudv2']), ('s2agri', 'cpu', RESULTS/'parcels', ['parcels.json']),
          ('mnist', 'figure1', RESULTS, ['mnist_visual', 'digits_chain'])]
 
 @pytest.mark.parametrize('data,tier,out,trees', FILES)
