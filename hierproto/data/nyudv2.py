@@ -175,15 +175,15 @@ def _frozen_net(arch, pretrained=True):
 
 # %% ../../nbs/24_data.nyudv2.ipynb #57ca9562
 @torch.inference_mode()
-def _frame_features(x, net, zoom=2):
+def _frame_features(x, net, zoom=2, bar=False):
     "Features (N, F) by `net` of the frames `x` (N, 4, H, W), enlarged by `zoom`"
     mean,std = [tensor(preprocessing(net)[k])[:,None,None] for k in ('mean','std')]
     def some(x):
         x = F.interpolate(x.float()/255, scale_factor=zoom, mode='bilinear')
-        both = (torch.cat([x[:,:3], x[:,3:].expand(-1, 3, -1, -1)])-mean)/std
-        maps = net.forward_intermediates(both.to(memory_format=torch.channels_last), indices=[2,3,4], intermediates_only=True)
+        both = torch.cat([x[:,:3], x[:,3:].expand(-1, 3, -1, -1)]).to(memory_format=torch.channels_last)
+        maps = net.forward_intermediates((both-mean)/std, indices=[2,3,4], intermediates_only=True)
         return torch.cat([torch.cat(o.chunk(2), 1).flatten(1) for o in maps], 1).half()
-    return torch.cat([some(o) for o in progress_bar(x.split(16), leave=False)])
+    return torch.cat([some(o) for o in progress_bar(x.split(16), leave=False, display=bar)])
 
 # %% ../../nbs/24_data.nyudv2.ipynb #108c0a6c
 class _MapDS(TensorDS):
@@ -204,7 +204,7 @@ def _digest(tensors):
 def _features(parts, net):
     "Features (N, views, F) by `net` of the frames in `parts`, to train and to test, and their digest"
     (train,_),(test,_) = parts
-    xs = [torch.stack([_frame_features(o, net) for o in views], 1) for views in ([train, train.flip(-1)], [test])]
+    xs = [torch.stack([_frame_features(o, net, bar=True) for o in views], 1) for views in ([train, train.flip(-1)], [test])]
     return [*xs, _digest([train, test, *net.state_dict().values()])]
 
 # %% ../../nbs/24_data.nyudv2.ipynb #b40a171a
