@@ -27,7 +27,10 @@ class _Pyramid(nn.Module):
         self.mix,self.last = ConvLayer(n, n),nn.Conv2d(n, m, 1)
 
     def forward(self, x):
-        parts = x.split([math.prod(o) for o in self.shapes], 1)
+        n = [math.prod(o) for o in self.shapes]
+        if x.shape[1]!=sum(n): raise ValueError(
+            f'{x.shape[1]} features, but frames of {self.size} have {sum(n)}: pass the same size to data and network')
+        parts = x.split(n, 1)
         maps = [side(p.unflatten(1, o)) for side,p,o in zip(self.sides, parts, self.shapes)]
         z = sum(F.interpolate(o, maps[0].shape[-2:], mode='bilinear') for o in maps)
         size = [math.ceil(o/2) for o in self.size] if self.training else self.size

@@ -204,7 +204,8 @@ def _digest(tensors):
 def _features(parts, net):
     "Features (N, views, F) by `net` of the frames in `parts`, to train and to test, and their digest"
     (train,_),(test,_) = parts
-    xs = [torch.stack([_frame_features(o, net, bar=True) for o in views], 1) for views in ([train, train.flip(-1)], [test])]
+    def views(*xs): return torch.stack([_frame_features(o, net, bar=True) for o in xs], 1)
+    xs = views(train, train.flip(-1)),views(test)
     return [*xs, _digest([train, test, *net.state_dict().values()])]
 
 # %% ../../nbs/24_data.nyudv2.ipynb #b40a171a
@@ -222,7 +223,7 @@ _DEPTH = .278,.139 # mean and deviation
 def nyudv2(
     bs=4, # batch size
     size=None, # (H, W), or H with W = 4/3 H; the size of the source unless given
-    augment=True, # flip and enlarge the training frames?
+    augment=True, # flip and enlarge the training frames? flip only, with `frozen`
     fraction=1., # share of the training frames to train on
     holdout=0., # share of the training frames that replaces the test frames
     seed=0, # of `fraction`
@@ -239,7 +240,7 @@ def nyudv2(
     if frozen:
         file = cache_path('nyudv2_features', str(_source(source).resolve()), size, frozen, pretrained)
         x,x_test,digest = cached(file, lambda: _features(parts, _frozen_net(frozen, pretrained)))
-        test = x_test,test[1]
+        x,test = x if augment else x[:,:1],(x_test,test[1])
     if holdout: (x,y),test = _hold_out(x, y, holdout)
     part = take_fraction(torch.zeros(len(x), dtype=torch.long), fraction, seed)
     tfms = None if frozen else image_tfms([[*o, d] for o,d in zip(stats, _DEPTH)], *[_FlipZoom()]*augment)
