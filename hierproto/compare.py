@@ -343,6 +343,7 @@ def better(self:Comparison, metric='ahc'):
     d = self.differences(metric)
     return d[(d.high < 0) & (d.p < .05) & (d.change <= -MARGIN)]
 
+# %% ../nbs/47_compare.ipynb #42ae5f0d
 @patch(as_prop=True)
 def winner(self:Comparison):
     "Method and rule that the advice recommends"
@@ -409,6 +410,7 @@ def plot(self:Comparison,
 # %% ../nbs/47_compare.ipynb #b370d0c3
 class HeadLearner(Learner): "A `Learner` on features that can continue with the network that made them"
 
+# %% ../nbs/47_compare.ipynb #6dc80dc0
 @patch
 def best(self:Comparison):
     "A `Learner` of the recommended method, trained on all features; its decision rule is `learn.rule`"

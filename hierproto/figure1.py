@@ -29,6 +29,7 @@ MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_dist
 
 def _costs_name(hierarchy): return {v: k for k,v in _COSTS.items()}[hierarchy]
 
+# %% ../nbs/53_figure1_runs.ipynb #fc90dd91
 def model_title(
     method, # name in `METHODS`
     hierarchy # name of its tree
@@ -42,6 +43,7 @@ _PLAN = [({}, range(3), MODELS), (dict(protocol='as_written'), range(2), MODELS[
          (dict(normalize=False), range(3), MODELS[:1]), (dict(protocol='bilinear'), range(2), MODELS[:1]),
          ({}, (3,4), MODELS), (dict(protocol='as_written'), (2,), MODELS[:3])]
 
+# %% ../nbs/53_figure1_runs.ipynb #7b2600ac
 def figure1_recipes(
     data='mnist' # 'mnist', or 'digits' for a demonstration with one seed
 ):

@@ -239,6 +239,7 @@ def n_nodes(self:Hierarchy):
     "Number of nodes, including the root"
     return len(self._names)
 
+# %% ../nbs/00_hierarchy.ipynb #a4aa168f
 @patch(as_prop=True)
 def depth(self:Hierarchy):
     "Number of edges from the root to the deepest leaf"
@@ -256,6 +257,7 @@ def widths(self:Hierarchy):
     "Number of nodes at each level below the root"
     return torch.bincount(self.levels)[1:].tolist()
 
+# %% ../nbs/00_hierarchy.ipynb #f3774891
 @patch(as_prop=True)
 def edge_weights(self:Hierarchy):
     "Weight of the edge above each node, 0 for the root"
@@ -273,6 +275,7 @@ def children(self:Hierarchy, i):
     "Numbers of the nodes directly below node `i`"
     return (self.parent == int(i)).nonzero()[:,0].tolist()
 
+# %% ../nbs/00_hierarchy.ipynb #dec5acd0
 @patch
 def __repr__(self:Hierarchy):
     name = f' {self.name!r}' if self.name else ''
@@ -516,6 +519,7 @@ def subset(self:Costs, names):
     "The part that contains the classes `names`, in their order"
     return self._take(self._positions(names))
 
+# %% ../nbs/00_hierarchy.ipynb #d59cfc24
 @patch
 def align(self:Costs, vocab):
     "The same with the classes in the order of `vocab`, matched by name"

@@ -250,6 +250,7 @@ def add(self:_SumMetric, b):
     s = self.sums(b, self.reader.classes).double()
     self.total,self.result = s if self.total is None else self.total+s,None
 
+# %% ../nbs/05_metrics.ipynb #86f4b1d0
 @patch
 def accumulate(self:_SumMetric, learn):
     "Add the sums of the batch that `learn` has just predicted"

@@ -67,8 +67,11 @@ def add_row(
     return True
 
 # %% ../nbs/40_rows.ipynb #766a067e
-def finished(path): "The `run_id` of each complete row at `path`"; return set(map(_id, _read(path)[1]))
+def finished(path):
+    "The `run_id` of each complete row at `path`"
+    return set(map(_id, _read(path)[1]))
 
+# %% ../nbs/40_rows.ipynb #7a1ec781
 def read_rows(path):
     "The complete rows at `path` as a `DataFrame`, empty if there is no file"
     header,lines,torn = _read(path)

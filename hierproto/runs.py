@@ -16,14 +16,13 @@ from fastai.basics import *
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback
 from .hierarchy import *
-from .readers import read_hierarchy
 from .distortion import *
 from .prototypes import *
 from .metrics import *
 from .callbacks import *
 from .inference import argmax_rule, expected_cost
 from .body import ARCHS, arch_func, embedder, preprocessing
-from .data.core import hold_out, take_fraction, tensor_dls, tree_for
+from .data.core import hold_out, take_fraction, tensor_dls
 from .features import FeatureDS, features
 from .methods import METHODS, get_method, hier_learner
 from .testing import *
@@ -86,7 +85,7 @@ def _frozen_data(r):
     idx = take_fraction(train[1], r['fraction'], r['seed'])
     dls = tensor_dls([o[idx] for o in train], test, vocab, bs=r['bs'], val_bs=2048, ds_cls=FeatureDS)
     dls.features = key
-    return dls,tree_for(read_hierarchy(r['hierarchy']), vocab)
+    return dls,align_costs(r['hierarchy'], vocab, subset=True)
 
 # %% ../nbs/51_runs.ipynb #e18f6fcc
 _ASKED = 'bs fold size min_samples num_workers holdout protocol normalize frozen pretrained'.split()
@@ -99,9 +98,11 @@ def _pictures(r):
     if prep: args.update(_accepted(f, stats=(prep['mean'], prep['std'])))
     if r.get('holdout') and 'holdout' not in args: raise RecipeError(f"{r['data']} has no holdout: remove `holdout`")
     own = _accepted(f, fraction=r['fraction']) # such data sets keep the shares of the classes
-    dls,h = _load_data(r, f, **args, **own, **(dict(seed=r['seed']) if own else {}))
+    if own: args.update(own, seed=r['seed'])
+    if r['hierarchy']!=TREES[r['data']]: args['hierarchy'] = r['hierarchy']
+    dls,h = _load_data(r, f, **args)
     if not own: _sample(dls.train, round(r['fraction']*len(dls.train_ds)), r['seed'])
-    return dls, h if r['hierarchy']==TREES[r['data']] else tree_for(read_hierarchy(r['hierarchy']), list(dls.vocab))
+    return dls,h
 
 # %% ../nbs/51_runs.ipynb #5e853a2a
 def run_data(
@@ -443,7 +444,7 @@ def _more_columns(r, learn, h):
     "Columns of frozen features, and those that the setting `crm` adds"
     if not r.get('crm'): return dict(features=learn.dls.features) if r.get('frozen') else {}
     with learn.no_bar(): scores,y = learn.get_preds(dl=learn.dls.loaders[1:3][-1], act=noop)
-    expert,risk = tree_for(TREES[r['data']], list(learn.dls.vocab)),-expected_cost(scores, h)
+    expert,risk = align_costs(TREES[r['data']], learn.dls, subset=True),-expected_cost(scores, h)
     decided = hier_report(risk, y, h)
     names = ('er','error_rate'),('ahc','average_cost'),*[(o,o) for o in ('mistake_severity','hier_dist_at_5')]
     return dict({f'{k}_crm': decided[o] for k,o in names}, nll=F.cross_entropy(scores, y).item(),

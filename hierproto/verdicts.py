@@ -79,6 +79,5 @@ def plot_verdicts(
     ax.axvline(0, c='.8', lw=.8, zorder=0)
     ax.axvline(-MARGIN, c='k', lw=.8, ls=':', zorder=0)
     ax.set_yticks(range(len(judged)), [f'{k} (n={n})' for k,n in zip(judged.index, judged.pairs)])
-    ax.set(xlabel=xlabel)
-    ax.invert_yaxis()
+    ax.set(xlabel=xlabel, ylim=(len(judged)-.5, -.5))
     return ax

@@ -121,11 +121,12 @@ class HAFrameLoss(VectorLoss):
         **kwargs # `gamma` of the focal factor; `weight`, `ignore_index`, `reduction` of `DataLoss`
     ):
         super().__init__(**kwargs)
-        self.alpha = alpha
-        self.register_buffer('protos', protos.detach().clone(), persistent=False)
+        self.alpha,V = alpha,protos.detach().clone()
+        for k,o in dict(protos=V, S=V@V.t()).items(): self.register_buffer(k, o, persistent=False)
 
     def terms(self, z, targets):
-        V = self.protos.to(z)
-        logp = (z@V.t()).log_softmax(1).gather(1, targets[:,None])[:,0]
-        off = unit(z)@V.t() - (V@V.t())[targets]
+        u = unit(z)
+        cos,length = u@self.protos.t().to(z),(z*u).sum(1, keepdim=True)
+        logp = (length*cos).log_softmax(1).gather(1, targets[:,None])[:,0]
+        off = cos - self.S[targets].to(z)
         return (1-self.alpha)*focal(logp, self.gamma) + self.alpha*off.square().sum(1)

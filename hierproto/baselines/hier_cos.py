@@ -23,12 +23,13 @@ class HierCOSHead(nn.Module):
     ):
         super().__init__()
         self.linear = LinearHead(m, as_tree(h, 'Hier-COS').n_nodes-1)
-        self.register_buffer('paths', h.ancestry()[:-1].float(), persistent=False)
+        self.register_buffer('groups', h.ancestry()[len(h):-1].float(), persistent=False)
 
     def forward(self, x):
         with torch.autocast(x.device.type, enabled=False):
             z = self.linear(x.to(self.linear.weight))
-            squares = z.square().movedim(1, -1)@self.paths.to(z)
+            own,above = z.square().movedim(1, -1).tensor_split([self.groups.shape[1]], -1)
+            squares = own + above@self.groups.to(z)
             return with_vectors(squares.clamp(min=1e-30).sqrt().movedim(-1, 1), z)
 
 # %% ../../nbs/18b_baselines.hier_cos.ipynb #ee2480ce
@@ -44,17 +45,17 @@ class HierCOSLoss(VectorLoss):
             "is not defined; remove `gamma`, use `weight` to balance classes, or choose another method")
         super().__init__(**kwargs)
         self.alpha,K = alpha,len(as_tree(h, 'Hier-COS'))
-        on,levels = h.ancestry()[:-1].T.float(),h.levels[:-1]
-        t = on*(2/(h.levels[:K,None]-levels+1).clamp(min=1)).exp()
-        self.register_buffer('on', on, persistent=False)
-        self.register_buffer('t', t/t.sum(1, keepdim=True), persistent=False)
-        self.register_buffer('level', F.one_hot(levels-1, h.depth).float(), persistent=False)
+        path,a = h.path_table()[:,1:],h.levels[:K,None]-torch.arange(h.depth)
+        t = (2/a.clamp(min=1)).exp()*(path>=0)
+        buffers = dict(path=path, t=t/t.sum(1, keepdim=True), level=F.one_hot(h.levels[:-1]-1, h.depth).float())
+        for k,o in buffers.items(): self.register_buffer(k, o, persistent=False)
 
 # %% ../../nbs/18b_baselines.hier_cos.ipynb #ccc8cae4
 @patch
 def terms(self:HierCOSLoss, z, targets):
-    a,on,t,level = z.abs(),*(o.to(z) for o in (self.on[targets], self.t[targets], self.level))
-    total,true,known = a@level,(a*on)@level,on@level
-    length = (a.square()@level).clamp(min=1e-30).sqrt()
-    aux = torch.where(known>0, 1 + (total-2*true)/length, total)
-    return F.kl_div(a.log_softmax(1), t, reduction='none').sum(1) + self.alpha*aux.sum(1)
+    a,path,level = z.abs(),self.path[targets],self.level.to(z)
+    def on_path(o): return o.gather(1, path.clamp(min=0)) # levels below the class are -1
+    total,length = a@level,(a.square()@level).clamp(min=1e-30).sqrt()
+    aux = torch.where(path>=0, 1 + (total-2*on_path(a))/length, total)
+    kl = F.kl_div(on_path(a.log_softmax(1)), self.t[targets].to(z), reduction='none')
+    return kl.sum(1) + self.alpha*aux.sum(1)

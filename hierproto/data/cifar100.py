@@ -116,7 +116,7 @@ def cifar100(
     source=None,  # folder of the unpacked data set, see `cifar100_folder`
     size=32,      # pixels of a side; larger images are interpolated in batches
     stats=_cifar100_stats, # mean and deviation that the network expects
-    hierarchy='cifar100', # the paper's tree; or another, see `tree_for`
+    hierarchy='cifar100', # the paper's tree; or another tree, file or name, with these classes or more
     **kwargs
 ):
     "CIFAR-100, 50,000 to train and 10,000 to test: `dls, hierarchy`"
@@ -128,4 +128,4 @@ def cifar100(
     rest = dict(valid=valid, test=test) if valid_pct else dict(valid=valid)
     tfms = image_tfms(stats, *[_PadCropFlip()]*augment) + [_Enlarge(size)]*(size>32)
     dls = tensor_dls((x[train],y[train]), vocab=vocab, bs=bs, batch_tfms=tfms, **rest, **kwargs)
-    return dls, tree_for(hierarchy, vocab)
+    return dls, align_costs(hierarchy, vocab, subset=True)

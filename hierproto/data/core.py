@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TensorDS', 'TensorDL', 'tensor_dls', 'RotateZoom', 'write_whole', 'cached', 'data_roots', 'find_data', 'cache_path',
-           'take_fraction', 'hold_out', 'random_parts', 'tree_for']
+           'take_fraction', 'hold_out', 'random_parts']
 
 # %% ../../nbs/20_data.core.ipynb #9046bf71
 import hashlib, math, os, pickle, platform, torch, torch.nn.functional as F
@@ -39,6 +39,7 @@ def decode(self:TensorDS, o, full=True):
     "The pair `o` with the name of its class"
     return o if len(o)<2 or self.vocab is None else (o[0], Category(self.vocab[int(o[1])]))
 
+# %% ../../nbs/20_data.core.ipynb #05c81bfc
 @patch
 def new_empty(self:TensorDS):
     "The same data set without its items"
@@ -225,11 +226,3 @@ def random_parts(
     if cuts[-1]!=n: raise ValueError(f'shares must add up to 1, got {sum(shares)}')
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     return [o.sort().values for o in order.tensor_split(cuts[:-1])]
-
-# %% ../../nbs/20_data.core.ipynb #b519dbb4
-def tree_for(
-    tree, # a `Hierarchy` or `CostMatrix`, the name of one, or a .csv or .json file
-    vocab # names of the classes
-):
-    "`tree` over the classes of `vocab`, in their order"
-    return align_costs(tree, vocab, subset=True)

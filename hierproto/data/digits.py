@@ -44,16 +44,16 @@ def figure1_augment(
 DIGITS = [str(i) for i in range(10)]
 
 def digit_costs(
-    name='mnist_visual' # 'mnist_visual' (a tree) or 'digits_chain' (costs |i - j|)
+    name='mnist_visual' # 'mnist_visual' (a tree), 'digits_chain' (costs |i - j|), or a tree or file of yours
 ):
     "The hierarchy or cost matrix of the ten digits called `name`"
-    return (named_costs(name) if name=='digits_chain' else Hierarchy.named(name)).align(DIGITS)
+    return align_costs(name, DIGITS)
 
 # %% ../../nbs/21_data.digits.ipynb #9e5d15ba
 def digits(
     bs=256, # batch size
     protocol='as_written', # augmentation: name in `PROTOCOLS`, or None
-    hierarchy='mnist_visual', # 'mnist_visual' or 'digits_chain'
+    hierarchy='mnist_visual', # or 'digits_chain', see `digit_costs`
     normalize=False, # normalise by the mean and deviation of MNIST?
     valid_pct=0.25, # part of the digits kept for testing
     seed=42, # of the split

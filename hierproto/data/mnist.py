@@ -45,7 +45,7 @@ def mnist_here():
 def mnist(
     bs=256, # batch size
     protocol='as_written', # augmentation: name in `PROTOCOLS`, or None
-    hierarchy='mnist_visual', # 'mnist_visual' or 'digits_chain'
+    hierarchy='mnist_visual', # or 'digits_chain', see `digit_costs`
     normalize=True, # normalise by the mean and deviation of MNIST, as the authors do?
     source=None, # folder of the unpacked data set; downloaded by fastai by default
     **kwargs # for `tensor_dls`: `device`, `val_bs`, `path`
