@@ -20,15 +20,15 @@ BATCHES = {.01: 32, .05: 32, .1: 64, .2: 128, .5: 256} # smaller with less data,
 LAMBDAS = (.1, .3, 1., 3., 10., 30., 100.)
 TREES = 'shuffled','random','flat','wordnet','clustered','confusions'
 
-def trials():
+def trials(**more):
     "Six settings for each method, as triples of method, settings and recipe"
     sets = [(m, {'wd': wd, k: v}) for m,(k,*values) in KNOBS.items() for wd,v in itertools.product(DECAYS, values)]
-    return [(m, o, resolve('cifar100', m, 'features_study', **o)) for m,o in sets]
+    return [(m, o, resolve('cifar100', m, 'features_study', **o, **more)) for m,o in sets]
 
-def chosen(out):
+def chosen(out, **more):
     "The settings of each method with the lowest average cost on a held-out tenth of the training set, once all its trials are done"
     ahc = pd.read_csv(Path(out)/'cifar100_features_study.csv').set_index('run_id').ahc
-    tried = {m: [(o, r['run_id']) for n,o,r in trials() if n==m] for m in KNOBS}
+    tried = {m: [(o, r['run_id']) for n,o,r in trials(**more) if n==m] for m in KNOBS}
     return {m: min(ts, key=lambda t: ahc[t[1]])[0] for m,ts in tried.items() if all(i in ahc.index for _,i in ts)}
 
 def runs(method, settings, seeds, **more):
@@ -42,7 +42,9 @@ def read(recipes, out):
 
 def table(best, seeds=range(10)): return {m: runs(m, best[m], seeds) for m in best}
 
-def hidden(best, seeds=range(5)): return {m: runs(m, best[m], seeds, arch='hidden') for m in best}
+def hidden(out, seeds=range(10)):
+    "Recipes by method, with a hidden layer and the settings chosen with it"
+    return {m: runs(m, o, seeds, arch='hidden') for m,o in chosen(out, arch='hidden').items()}
 
 def sizes(best, seeds=range(5)):
     "Recipes by method and part of the training set"
@@ -120,7 +122,8 @@ def maps(out, seeds=range(5)):
 def in_turn(lines): return [r for rs in zip(*lines.values()) for r in rs] # seed by seed
 
 STAGES = dict(study=lambda best, out: [r for *_,r in trials()],
-              table=lambda best, out: in_turn(table(best)), hidden=lambda best, out: in_turn(hidden(best)),
+              table=lambda best, out: in_turn(table(best)),
+              hidden_study=lambda best, out: [r for *_,r in trials(arch='hidden')], hidden=lambda best, out: in_turn(hidden(out)),
               sizes=lambda best, out: sum(sizes(best).values(), []),
               ablations=lambda best, out: in_turn(ablations(best)), trees=lambda best, out: in_turn(trees(best, out)) + in_turn(trees(best, out, .05)),
               finetune_study=lambda best, out: list(tuning(best, 'finetune_study', .1).values()),
@@ -135,7 +138,7 @@ def main():
     a = p.parse_args()
     prepare()
     for s in a.stages:
-        best = {} if 'study'==s or s.startswith('maps') else chosen(a.out)
+        best = {} if s in ('study','hidden_study','hidden') or s.startswith('maps') else chosen(a.out)
         run_sweep(STAGES[s](best, a.out), out=a.out, say=partial(print, flush=True), preds=s in ('finetune_tenth','finetune','maps'))
 
 if __name__=='__main__': main()
