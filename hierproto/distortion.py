@@ -75,6 +75,7 @@ def _paired(x, y, distance='euclidean'):
     "Distances between row `i` of `x` and row `i` of `y`"
     f = get_distance(distance)
     if f is _euclidean: return torch.linalg.vector_norm(torch.sub(*_float(x, y)), dim=-1)
+    if f is cosine: return (1 - torch.mul(*map(unit, _float(x, y))).sum(-1)).clamp_min(0)
     return torch.vmap(lambda a, b: f(a[None], b[None])[0,0])(x, y)
 
 # %% ../nbs/03_distortion.ipynb #9aed7163
