@@ -70,8 +70,8 @@ _text = ('target','prediction','file')
 
 def _json_table(f):
     "The rows of `hierproto_predict --out x.jsonl` as a DataFrame"
-    rows = [json.loads(o) for o in Path(f).read_text(encoding='utf-8-sig').splitlines()]
-    cells = [{**{k: r[k] for k in _text if k in r}, **r.get('probabilities', {})} for r in rows]
+    rows = [json.loads(o) for o in Path(f).read_text(encoding='utf-8-sig').splitlines() if o.strip()]
+    cells = [{**{k: str(r[k]) for k in _text if k in r}, **r.get('probabilities', {})} for r in rows]
     return pd.DataFrame(cells).fillna({k: '' for k in _text})
 
 # %% ../nbs/45_audit.ipynb #8850871c

@@ -255,12 +255,14 @@ def _cause(learn, late):
 # %% ../nbs/09_callbacks.ipynb #73a7932c
 class SoundCheck(Callback):
     "Stop with an error that names batch and cause if a label is not a class, or a loss or gradient is not finite"
-    order = 51 # right after the Recorder
+    order,ignore = 51,-100 # right after the Recorder
     def __init__(self,
         late=None # check after the step? By default on all devices except the CPU
     ): self.late = late
 
-    def before_fit(self): self.fresh,self.notes = True,[]
+    def before_fit(self):
+        self.fresh,self.notes = True,[]
+        self.ignore = getattr(self.learn.loss_func, 'ignore_index', -100) # `MixUp` replaces the loss later
     def after_epoch(self): self.fresh = False
     def after_train(self): self._look(late=True)
     def after_loss(self):
@@ -276,7 +278,7 @@ def after_pred(self:SoundCheck):
     "Check the labels"
     p,y = self.pred,first(self.yb)
     if not (isinstance(p, Tensor) and isinstance(y, Tensor)) or y.is_floating_point() or p.ndim!=y.ndim+1: return
-    if self.fresh or y.is_cpu: check_labels(y, p.shape[1], getattr(self.learn.loss_func, 'ignore_index', -100))
+    if self.fresh or y.is_cpu: check_labels(y, p.shape[1], getattr(self.learn.loss_func, 'ignore_index', self.ignore))
 
 # %% ../nbs/09_callbacks.ipynb #c45e3e6b
 @patch

@@ -211,8 +211,7 @@ _COLUMNS = ('run_id data method rule seed er ahc severity top5_cost nll ece leve
             'seconds commit versions').split()
 
 def _run_id(pool, h, method, seed, rule, setup, tune='each'):
-    tree = getattr(h, 'fingerprint', None) or _digest(as_costs(h))
-    key = [pool.digest, tree, method, seed, rule, vars(setup), _trials(method)] + [tune]*(tune=='once' and seed>0)
+    key = [pool.digest, h.fingerprint, method, seed, rule, vars(setup), _trials(method)] + [tune]*(tune=='once' and seed>0)
     return hashlib.sha1(json.dumps(key).encode()).hexdigest()[:12]
 
 # %% ../nbs/47_compare.ipynb #d448b628
@@ -244,6 +243,7 @@ def _names(methods, h):
     if methods=='all': return all_methods(h)
     names = [*dict.fromkeys(['cross_entropy', *L(methods)])]
     for o in names:
+        if get_method(o).rule: raise ModelError(f'{o} is a decision rule of another method: leave it out, `rules` compares rules')
         if get_method(o).tree: as_tree(h, f'The method {o}')
     return names
 
@@ -317,7 +317,7 @@ def levels(self:Comparison):
     "Mean accuracy at each level of the tree in percent, under the names of its levels, the classes last"
     acc = pd.DataFrame(self.rows.levels.map(json.loads).tolist())
     acc[len(acc.columns)] = 1-self.rows.er
-    acc.columns = self.h.level_names if self.h else [*(f'level {l}' for l in acc.columns[1:]), 'class']
+    acc.columns = self.h.level_names if self.h is not None else [*(f'level {l}' for l in acc.columns[1:]), 'class']
     return 100*acc.groupby([self.rows.method, self.rows.rule]).mean().loc[self.table().index]
 
 # %% ../nbs/47_compare.ipynb #4b9f0e37
@@ -523,9 +523,10 @@ def _method_names(methods):
     return names
 
 # %% ../nbs/47_compare.ipynb #3a3662ef
-def _folder_pool(images, h, official, arch, weights, size, progress):
+def _folder_pool(images, h, subset, official, arch, weights, size, progress):
     "Features of the pictures in the folder `images`"
-    try: dls = features(images, arch, weights=weights or None, size=size or None, h=h, progress=progress)
+    kw = dict(weights=weights or None, size=size or None, h=h, subset=subset, progress=progress)
+    try: dls = features(images, arch, **kw)
     except ValueError as e: raise ModelError(f'{e} (--arch {arch})') from None
     return Pool.from_dls(dls, official)
 
@@ -551,10 +552,10 @@ def compare_folder(
     names,h = _method_names(methods),read_hierarchy(classes)
     Path(out).mkdir(parents=True, exist_ok=True)
     t,show = picture_table(images, h),sys.stdout.isatty()
-    h,official = check_classes(t, h, subset, _LEAST),t.split.notna().all()
+    sub,official = check_classes(t, h, subset, _LEAST),t.split.notna().all()
     if tune=='once' and not official: raise ModelError('--tune once needs an official test set: folders train and test')
-    pool = _folder_pool(images, h, official, arch, weights, size, show)
-    res = compare(pool, h, names, seeds, tune=tune, out=out, jobs=jobs or defaults.cpus,
+    pool = _folder_pool(images, h, subset, official, arch, weights, size, show)
+    res = compare(pool, sub, names, seeds, tune=tune, out=out, jobs=jobs or defaults.cpus,
                   name=Path(images).name, progress=show, epochs=epochs, hidden=hidden)
     page = Path(out)/'comparison.html'
     res.save_page(page, f'{Path(images).name}: which method?')

@@ -18,16 +18,25 @@ from fastai.callback.schedule import *
 from .hierarchy import *
 from .data.core import tensor_dls
 from .inference import CRM, argmax_rule, class_path
-from .learner import hier_learner
+from .learner import get_method, hier_learner
 from .features import FeatureDS
 
 # %% ../nbs/49_estimator.ipynb #de6a2c78
-def _from_rows(y):
-    "Classes and tree of the rows of paths `y`; empty cells end a path"
-    rows = [tuple(str(o) for o in r if o==o and o is not None and str(o)!='') for r in y]
+def _are_rows(y): return np.ndim(y)==2 and np.shape(y)[1]>1
+
+def _rows(y):
+    "The rows of paths `y` as tuples of names; empty cells end a path"
+    rows = [tuple(str(o) for o in r if o==o and o is not None and str(o)!='') for r in np.asarray(y, dtype=object)]
     empty = [i for i,r in enumerate(rows) if not r]
     if empty: raise ValueError(f'row {empty[0]} of y has no class: give at least one name per row')
-    return np.array([r[-1] for r in rows]),Hierarchy.from_paths(sorted({*rows}))
+    return rows
+
+def _from_rows(y):
+    "Classes and tree of the rows of paths `y`"
+    rows = _rows(y)
+    h = Hierarchy.from_paths(sorted({*rows}))
+    names = dict(zip(h.nodes, h.leaves)) # the last name of a row, or all of it where others have the same
+    return np.array([names[r] for r in rows]),h
 
 # %% ../nbs/49_estimator.ipynb #71760ca8
 class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
@@ -35,7 +44,7 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
     def __init__(self,
         hierarchy=None,   # `Hierarchy`, costs, or a .csv or .json file; without one all mistakes cost the same
         method='gp_disto',# name in `METHODS`
-        rule='argmax',    # how `predict` decides: 'argmax', or 'crm' for the class of the lowest expected cost
+        rule=None,        # how `predict` decides: 'argmax', 'crm' (lowest expected cost), or None for that of the method
         m=64,             # dimension of the embedding
         hidden=128,       # width of a hidden layer; 0 for none
         epochs=40,        # of training
@@ -64,13 +73,13 @@ def _train(self:HierarchicalClassifier, X, y):
 def _labels(self:HierarchicalClassifier, y, hierarchy):
     "Class numbers of `y`; sets `classes_` and `hierarchy_`"
     hierarchy = ifnone(hierarchy, self.hierarchy)
-    if np.ndim(y)==2 and np.shape(y)[1]>1:
-        y,found = _from_rows(np.asarray(y, dtype=object))
+    if _are_rows(y):
+        y,found = _from_rows(y)
         hierarchy = ifnone(hierarchy, found)
     check_classification_targets(y)
     self.classes_,numbers = np.unique(y, return_inverse=True)
     if len(self.classes_)<2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
-    names = [str(o) for o in self.classes_]
+    names = [f'{o:g}' if isinstance(o, float) else str(o) for o in self.classes_]
     flat = Hierarchy.from_paths([(o,) for o in names])
     self.hierarchy_ = align_costs(ifnone(hierarchy, flat), names, subset=True)
     return torch.as_tensor(numbers)
@@ -98,7 +107,7 @@ def fit(self:HierarchicalClassifier,
     hierarchy=None # instead of that of the constructor
 ):
     "Train on the rows of `X`"
-    if self.rule not in ('argmax','crm'): raise ValueError(f"unknown rule {self.rule!r}; choose from argmax, crm")
+    if self.rule not in (None,'argmax','crm'): raise ValueError(f"unknown rule {self.rule!r}; choose from argmax, crm")
     X,y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)
     self._mean,std = X.mean(0),X.std(0)
@@ -123,17 +132,35 @@ def predict_proba(self:HierarchicalClassifier, X):
 
 # %% ../nbs/49_estimator.ipynb #af20efec
 @patch
+def _decide(self:HierarchicalClassifier, scores):
+    "Class numbers of `scores`"
+    rules = {None: get_method(self.method).decide, 'argmax': lambda h: argmax_rule, 'crm': CRM}
+    return rules[self.rule](self.hierarchy_)(scores)
+
+@patch
 def predict(self:HierarchicalClassifier, X):
     "The class of each row of `X`"
-    scores = self._scores(X)
-    decide = CRM(self.hierarchy_) if self.rule=='crm' else argmax_rule
-    return self.classes_[decide(scores).numpy()]
+    numbers = self._decide(self._scores(X)).numpy()
+    return self.classes_[numbers]
 
 # %% ../nbs/49_estimator.ipynb #2c3a308d
 @patch
 def predict_path(self:HierarchicalClassifier,
     X, # numbers (N, columns)
-    rule=None # 'argmax', 'crm' or 'back_off'; that of the constructor by default
+    rule=None # 'argmax', 'crm' or 'back_off'; that of `predict` by default
 ):
     "The answer for each row with all groups that contain it, and their probabilities, see `class_path`"
-    return class_path(self._scores(X), self.hierarchy_, rule or self.rule)
+    return class_path(self._scores(X), self.hierarchy_, rule or self._decide, probs=False)
+
+# %% ../nbs/49_estimator.ipynb #52aea0d0
+@patch
+def score(self:HierarchicalClassifier,
+    X, # numbers (N, columns)
+    y, # classes (N,), or rows of a path per sample
+    sample_weight=None # weight of each sample
+):
+    "Accuracy on the rows of `X`"
+    if _are_rows(y):
+        index = self.hierarchy_.class_index()
+        y = self.classes_[[index['/'.join(r)] for r in _rows(y)]]
+    return ClassifierMixin.score(self, X, y, sample_weight)

@@ -28,7 +28,7 @@ from .rows import write_whole
 from .saving import *
 from .audit import *
 from .cli import plain
-from .features import check_classes, hold_back, picture_files, picture_table
+from .features import check_classes, hold_back, keep_classes, picture_files, picture_table
 
 # %% ../nbs/46_fit.ipynb #fa82a6ff
 def _check_pictures(files, bar=True):
@@ -66,7 +66,7 @@ def _folder_data(h, o):
     try: sub = check_classes(t, h, o.subset, 1 if divided else 2)
     except HierarchyError as e: raise HierarchyError('. Note: '.join([str(e), *notes[:3]])) from None
     if len(sub)<len(h): notes.append(f"left out: {len(h)-len(sub)} of {len(h)} classes, which have no pictures")
-    t = t[t.label.isin(sub.leaves)].reset_index(drop=True)
+    t = keep_classes(t, sub)
     t['valid'] = t.split!='train' if divided else hold_back(t.label, o.valid, o.seed)
     if not t.valid.any(): raise PictureError(f'{o.images}: no pictures are left to test on')
     return SimpleNamespace(table=t, h=sub, sizes=sizes, grey=grey, notes=notes)

@@ -89,7 +89,7 @@ def _grow(paths, places):
 def as_weight(x, where=None):
     "`x` as a positive, finite number"
     try: w = float(x)
-    except (TypeError, ValueError, OverflowError): fail('the weight is not a number', where)
+    except (TypeError, ValueError, OverflowError): fail(f'the weight is not a number: {str(x)[:20]}', where)
     return w if 0 < w < np.inf else fail(f'a weight must be positive and finite, got {w:g}', where)
 
 # %% ../nbs/00_hierarchy.ipynb #04366d92
@@ -343,7 +343,10 @@ def collapse(self:Hierarchy):
     kids, size = torch.bincount(self.parent[:-1], minlength=self.n_nodes), self.spans()[1]
     keep = (torch.arange(self.n_nodes) < len(self)) | ((kids > 1) & (size < len(self)))
     if keep[:-1].all(): return self
-    path = self._down((), lambda p, i: (*p, self._names[i]) if keep[i] else p)
+    def shorten(name): return self._down((), lambda p, i: (*p, name(i)) if keep[i] else p)
+    path = shorten(lambda i: self._names[i])
+    count = Counter(p for p, k in zip(path, keep) if k)
+    path = shorten(lambda i: self._names[i] if count[path[i]] == 1 else '/'.join(self._path(i)))
     weights = {path[i]: w for i, w in enumerate(self._w) if keep[i]}
     return Hierarchy(path[:len(self)], weights, self.titles, self.name)
 
@@ -556,7 +559,7 @@ def align_costs(
     if D is None or names is None: return D
     if isinstance(D, Costs): return D.subset(names) if subset else D.align(names)
     if len(D) != len(names): fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')
-    return D
+    return CostMatrix(D, names, warn=False)
 
 # %% ../nbs/00_hierarchy.ipynb #bc2b308b
 def named_costs(name):

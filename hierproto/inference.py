@@ -64,7 +64,7 @@ class BackOff(nn.Module):
 
 # %% ../nbs/07_inference.ipynb #68325aa3
 @patch
-def forward(self:BackOff, scores, probs=None):
+def forward(self:BackOff, scores, probs=False):
     "Numbers of nodes for `scores`, or probabilities if `probs`"
     P = self.sums(as_probs(scores, probs))
     size = self.size.view(1, -1, *[1]*(P.ndim-2))
@@ -99,7 +99,7 @@ class CRM(nn.Module):
     def __init__(self, D, vocab=None):
         super().__init__()
         self.register_buffer('D', D if isinstance(D, torch.Tensor) else as_costs(align_costs(D, vocab)))
-    def forward(self, scores, probs=None):
+    def forward(self, scores, probs=False):
         "Numbers of classes for `scores`, or probabilities if `probs`"
         return crm(scores, self.D, probs=probs)
 
@@ -160,7 +160,7 @@ def predict_path(
     learn, # a Learner
     item, # what `learn.predict` takes
     h=None, # the Hierarchy, by default `learn.hierarchy`
-    rule='argmax' # as in `class_path`
+    rule=None # as in `class_path`; by default `learn.rule`, or 'argmax'
 ):
     "The path of classes, with probabilities, that `learn` predicts for `item`"
     own = getattr(learn, 'hierarchy', None)
@@ -169,7 +169,7 @@ def predict_path(
         warnings.warn(f'this tree ({h.fingerprint}) is not the one the Learner was trained with ({own.fingerprint})')
     items = item.to_frame().T.infer_objects() if hasattr(item, 'to_frame') else [item] # a row of a table, as in fastai
     with learn.no_bar(): scores = learn.get_preds(dl=learn.dls.test_dl(items, num_workers=0), act=noop)[0]
-    return class_path(scores[0], h, rule)
+    return class_path(scores[0], h, rule or getattr(learn, 'rule', 'argmax'), probs=False)
 
 # %% ../nbs/07_inference.ipynb #df49cbf1
 Learner.predict_path = predict_path

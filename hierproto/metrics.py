@@ -35,7 +35,8 @@ def _fit_targets(scores, targets):
 # %% ../nbs/05_metrics.ipynb #5795295f
 class Batch:
     "Predicted and true labels of a batch: flat, on the CPU, without `ignore_index`"
-    def __init__(self, scores, targets, ignore_index=None):
+    def __init__(self, scores, targets, ignore_index=None, rule=None):
+        self.rule = rule # from scores to answers; the largest score by default
         self.scores,targets = (torch.as_tensor(o).detach().as_subclass(Tensor) for o in (scores,targets))
         targets = _fit_targets(self.scores, targets).cpu()
         self.soft,self.ndim,self.n_samples = self.scores.ndim > targets.ndim,targets.ndim,len(targets)
@@ -60,7 +61,7 @@ def _predict(self:Batch):
     best,i = map(self.flat, self.scores.max(1))
     n = int(best.isnan().sum())
     if n: raise HierarchyError(f'the scores of {n} of {len(best)} samples contain NaN')
-    return i
+    return i if self.rule is None else self.flat(self.rule(self.scores)).long()
 
 # %% ../nbs/05_metrics.ipynb #07560c3b
 @patch
@@ -188,7 +189,8 @@ def as_probs(
     check_scores(scores)
     p = scores.float()
     if probs is None and not torch.compiler.is_compiling() and len(p):
-        probs = bool((p >= 0).all() and ((p.sum(1)-1).abs() < 1e-3).all())
+        off = max(1e-3, 4*torch.finfo(scores.dtype).eps if scores.is_floating_point() else 0) # half precision rounds
+        probs = bool((p >= 0).all() and ((p.sum(1)-1).abs() < off).all())
         if probs: warnings.warn('rows sum to one: probabilities, no softmax (`probs=True` silences this)', stacklevel=3)
     return p if probs else p.softmax(1)
 
@@ -197,7 +199,8 @@ def _bins(b, c=None, n_bins=15, probs=None):
     if not b.soft: raise HierarchyError('calibration needs scores, not labels')
     conf = b.flat(as_probs(b.scores, probs).amax(1)).double()
     k = ((conf*n_bins).ceil().long()-1).clamp(0, n_bins-1)
-    weights = (b.preds==b.targs).double(),conf,torch.ones_like(conf)
+    right = b.flat(b.scores.argmax(1))==b.targs # whatever the decision rule answers
+    weights = right.double(),conf,torch.ones_like(conf)
     return torch.stack([torch.bincount(k, w, minlength=n_bins) for w in weights])
 
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
@@ -226,7 +229,8 @@ class _Reader:
         if self.dls is not (dls := getattr(learn, 'dls', None)): self.classes,self.dls = _classes(self.D, dls),dls
         if self.pred is not learn.pred:
             n = n_real(getattr(learn, 'dl', None), len(learn.pred))
-            self.pred,self.batch = learn.pred,Batch(learn.pred[:n], learn.y[:n], self.ignore_index)
+            rule = getattr(learn, 'rule', None)
+            self.pred,self.batch = learn.pred,Batch(learn.pred[:n], learn.y[:n], self.ignore_index, rule)
         return self.batch
 
 # %% ../nbs/05_metrics.ipynb #555e7262

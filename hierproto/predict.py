@@ -6,7 +6,7 @@
 __all__ = ['predict']
 
 # %% ../nbs/48_predict.ipynb #36d1c46e
-import glob, json, math, os, sys
+import csv, glob, json, math, os, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,10 @@ def _given(o):
     if not str(o).lower().endswith('.csv'):
         found = [] if os.path.exists(o) else sorted(glob.glob(str(o), recursive=True))
         return [(f, None) for f in (picture_files(o) if os.path.isdir(o) else found or [o])]
-    try: df = pd.read_csv(o, dtype=str, keep_default_na=False, sep=None, engine='python')
+    try:
+        with open(o, encoding='utf-8-sig') as f: head = f.readline()
+        sep = first(',;\t', lambda s: 'file' in next(csv.reader([head.strip()], delimiter=s), []))
+        df = pd.read_csv(o, dtype=str, keep_default_na=False, sep=sep or ',', encoding='utf-8-sig')
     except (ValueError,OSError) as e: raise PictureError(f'{o}: cannot be read as a table: {e}') from None
     if 'file' not in df: raise PictureError(f"{o}: needs a column 'file'")
     at = [f if Path(f).exists() else Path(o).parent/f for f in df.file]

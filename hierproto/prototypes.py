@@ -142,14 +142,18 @@ def _plain(t): return t if type(t) is torch.Tensor else t.as_subclass(torch.Tens
 
 # %% ../nbs/04_prototypes.ipynb #94c38947
 @patch
-def forward(self:DataLoss, scores, targets):
+def forward(self:DataLoss, scores, targets,
+    n_classes=None # number of classes, if not that of `scores`
+):
     "The loss of `scores` for `targets`"
-    scores, targets = _plain(scores), _plain(targets).long()
+    scores, targets, n = _plain(scores), _plain(targets).long(), n_classes or scores.shape[1]
+    if self.weight is not None and len(self.weight) != n:
+        raise ValueError(f'weight must have one number for each of the {n} classes, got {len(self.weight)}')
     counts = targets != self.ignore_index
     targets = targets.where(counts, 0) # any class will do
     try: loss = self.per_item(scores, targets)
     except (IndexError, RuntimeError):
-        check_labels(targets, scores.shape[1], self.ignore_index)
+        check_labels(targets, n, self.ignore_index)
         raise
     return self.reduce(loss.to(torch.promote_types(loss.dtype, torch.float32)), targets, counts)
 

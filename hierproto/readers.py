@@ -134,6 +134,7 @@ def _known(df, *columns):
 def _read_table(t):
     "The CSV file or DataFrame `t` as a DataFrame indexed by place; the index is named after the header's place"
     if isinstance(t, pd.DataFrame):
+        t = t.apply(lambda c: c.convert_dtypes() if c.isna().any() else c) # empty cells had turned integers into floats
         top, head, rows = 'the frame', [str(c) for c in t], t.astype(object).where(t.notna(), '').values.tolist()
         rows = [(f'row {i+1}', r) for i, r in enumerate(rows)]
     else: (top, head), *rows = _csv_lines(t)
@@ -295,9 +296,11 @@ def to_csv(self:CostMatrix, f=None):
 # %% ../nbs/01_readers.ipynb #657a6be2
 @patch(cls_method=True)
 def from_csv(cls:CostMatrix, f, warn=True):
-    "Costs from the CSV file `f`: rows are predicted classes, columns true ones"
+    "Costs from the CSV file `f`: rows are predicted classes, columns true ones, unless the first cell begins with 'true'"
     df = _read_table(f)
-    try: return cls(df.iloc[:,1:].astype(float).set_axis(df.iloc[:,0]), warn=warn)
+    try:
+        D = df.iloc[:,1:].astype(float).set_axis(df.iloc[:,0])
+        return cls(D.T if df.columns[0].lower().startswith('true') else D, warn=warn)
     except ValueError as e: fail(e, df.index.name)
 
 # %% ../nbs/01_readers.ipynb #ff5d6359
@@ -314,7 +317,9 @@ def _read_csv_kind(f):
     "The `Hierarchy` or `CostMatrix` in the CSV file `f`"
     df = _read_table(f)
     first, side, top = df.columns[0], [*df.iloc[:,0]], [*df.columns[1:]]
-    if first.lower() == 'predicted' or side == top or (not first and {*side} & {*top}): return CostMatrix.from_csv(f)
+    corner = not first or first.lower().startswith(('predicted','true'))
+    if first.lower() == 'predicted' or sorted(side) == sorted(top) or (corner and {*side} & {*top}):
+        return CostMatrix.from_csv(f)
     parents = {'node','parent'} <= {*df} <= {'','node','parent','weight'}
     return Hierarchy.from_parents(f) if parents else Hierarchy.from_csv(f)
 

@@ -329,10 +329,6 @@ def _measure(learn, h, ignore_index=None):
     learn.metrics = hier_metrics(h, 'all', ignore_index=ignore_index)
     with _quiet(learn): loss,*values = learn.validate(dl=dl, cbs=keep)
     res = {short(m.name): v for m,v in zip(learn.metrics, values, strict=True)}
-    if rule is not argmax_rule:
-        labels = [torch.tensor(o.astype(np.int64)) for o in keep.labels.values()]
-        decided = hier_report(*labels, h, ignore_index=ignore_index)
-        res.update({short(k): v for k,v in decided.items()})
     levels = [res.pop(k) for k in list(res) if k.endswith('_accuracy')]
     return dict(res, loss=loss, levels=json.dumps(levels), n_test=len(dl.dataset)), keep.labels
 

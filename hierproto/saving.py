@@ -23,7 +23,7 @@ from fastcore.all import *
 from fastai.basics import Normalize
 from fastai.data.transforms import IntToFloatTensor, ToTensor
 from fastai.vision.augment import AffineCoordTfm, Resize
-from fastai.vision.core import PILImage, PILImageBW
+from fastai.vision.core import PILImage, PILImageBW, TensorImage
 from .hierarchy import *
 from .readers import read_hierarchy
 from .distortion import *
@@ -73,7 +73,7 @@ _heads = dict(PrototypeHead=_proto_head,
     NCMHead=lambda h, m, distance, **_: NCMHead(m, len(h), _distances[distance]),
     YOLOHead=lambda h, m, **_: YOLOHead(m, h),
     FrameHead=lambda h, m, **_: FrameHead(m, h, init=torch.zeros(len(h), m)),
-    HAFrameHead=lambda h, m, **_: HAFrameHead(m, h),
+    HAFrameHead=lambda h, m, **_: HAFrameHead(m, h, init=torch.zeros(len(h), len(h))),
     HiEHead=lambda h, m, **_: HiEHead(m, h),
     HierCOSHead=lambda h, m, **_: HierCOSHead(m, h))
 
@@ -120,14 +120,17 @@ def _image_settings(dls):
     x = dls.valid.one_batch()[0]
     if not isinstance(x, torch.Tensor) or x.ndim!=4: return None
     fs = [o for k in ('after_item','after_batch') for o in L(getattr(getattr(dls.valid, k, None), 'fs', None))]
-    odd = [type(o).__name__ for o in fs if not (isinstance(o, _known) or getattr(o, 'split_idx', None)==0)]
-    if odd: warnings.warn(f"the saved model does not apply the transforms {', '.join(odd)} of its data")
     norm,resize = (first(o for o in fs if isinstance(o, c)) for c in (Normalize,Resize))
+    pre = any(getattr(o, 'size', None) for o in fs if isinstance(o, AffineCoordTfm)) # batches are resized too
+    odd = [type(o).__name__ for o in fs if not (isinstance(o, _known) or getattr(o, 'split_idx', None)==0)]
+    odd += ['resize of batches']*(pre and resize is None)
+    if odd: warnings.warn(f"the saved model does not apply the transforms {', '.join(odd)} of its data")
     stats = (norm.mean,norm.std) if norm else torch.tensor([[0.],[1.]])
     mean,std = (o.flatten().expand(x.shape[1]).tolist() for o in stats)
     res = dict(channels=x.shape[1], size=list(x.shape[-2:]), mean=mean, std=std)
     if resize is None: return res
     how = Image.Resampling(resize.mode).name.lower()
+    if pre: res['presize'] = [*resize.size][::-1]
     return dict(res, resize=resize.method, pad=resize.pad_mode, interpolation=how)
 
 # %% ../nbs/44_saving.ipynb #35338a66
@@ -164,9 +167,9 @@ def _crop(img, size):
     return img.crop((x, y, x+w, y+h))
 
 # %% ../nbs/44_saving.ipynb #a75a44a5
-def _pixels(o, channels, size, resize='squish', pad='reflection', interpolation='bilinear', **_):
-    "The picture `o` as bytes (H, W, C), in the size of the model, by its image settings"
-    img,mode = read_picture(o, channels),Image.Resampling[interpolation.upper()]
+def _pixels(o, channels, size, resize='squish', pad='reflection', interpolation='bilinear', presize=None, **_):
+    "The picture `o` as bytes (H, W, C), in the size of the model or that before batches are resized"
+    img,mode,size = read_picture(o, channels),Image.Resampling[interpolation.upper()],presize or size
     if resize=='pad':
         img = (PILImageBW if channels==1 else PILImage)(img)
         img = Resize(tuple(size), resize, pad, resamples=(mode,Image.NEAREST))(img, split_idx=1)
@@ -199,7 +202,7 @@ class Predictor:
 def pixels(self:Predictor,
     image # a picture, see `read_picture`
 ):
-    "`image` as bytes (C, H, W) in the size of the model"
+    "`image` as bytes (C, H, W), resized as the items of the training data"
     im = self.settings.get('images')
     if im is None: raise ModelError('this model was not trained on pictures: pass a float tensor')
     return _pixels(image, **im).permute(2,0,1)
@@ -222,9 +225,12 @@ def batch(self:Predictor,
         images = images if is_listy(images) else [images]
         if not len(images): raise PictureError('no pictures were given')
         images = torch.stack([self.pixels(o) for o in images])
-    x = images.as_subclass(torch.Tensor).to(self.device)
-    if self.settings.get('images'): _check_batch(x, self.settings['images'])
-    return x.float().div_(255) if x.dtype==torch.uint8 else x.float()
+    x,im = images.as_subclass(torch.Tensor).to(self.device),self.settings.get('images')
+    x = x.float().div_(255) if x.dtype==torch.uint8 else x.float()
+    if im and im.get('presize')==[*x.shape[2:]]: # fastai's resizing of batches
+        x = TensorImage(x).affine_coord(sz=tuple(im['size'])).as_subclass(torch.Tensor)
+    if im: _check_batch(x, im)
+    return x
 
 # %% ../nbs/44_saving.ipynb #92c43666
 @patch
@@ -349,12 +355,14 @@ class _Images(_Typed):
     size:list[int]
     mean:list[float]
     std:list[float]
+    presize:list[int]|None=None
     resize:Literal['squish','crop','pad']='squish'
     pad:Literal['reflection','zeros','border']='reflection'
     interpolation:Literal[tuple(o.name.lower() for o in Image.Resampling)]='bilinear'
     def __post_init__(self):
         super().__post_init__()
-        self.need(len(self.size)==2 and max(self.size)<=2048, 'size must be two integers from 1 to 2048')
+        for o in (self.size, self.presize or self.size):
+            self.need(len(o)==2 and max(o)<=2048, 'size must be two integers from 1 to 2048')
         ok = len(self.mean)==len(self.std)==self.channels and 0 not in self.std
         self.need(ok, 'mean and std must be a number per channel, std not 0')
 

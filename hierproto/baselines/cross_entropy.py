@@ -48,4 +48,4 @@ class VectorLoss(ScoreLoss):
     def forward(self, scores, targets):
         if not hasattr(scores, 'z'):
             raise TypeError(f"{type(self).__name__} needs the scores as its head returned them, with the attribute `z`")
-        return super().forward(scores.z, targets)
+        return super().forward(scores.z, targets, scores.shape[1])

@@ -28,7 +28,7 @@ def _vectors(G, m, clip=False):
     e,Q = torch.linalg.eigh(G)
     if e[0] < -1e-8*e[-1] and not clip:
         raise HierarchyError(f"no unit vectors have the cosines exp(-gamma*D): the smallest eigenvalue is {e[0]:.2g}; "
-            "use a tree, a larger `gamma`, or `clip=True` for approximate cosines")
+            "use a tree, a larger `gamma`, or `clip=True` for approximate cosines (methods call `gamma` `decay`)")
     V = (Q*e.clamp(min=0).sqrt())[:,-m:]
     return unit(nn.functional.pad(V, (0, m-V.shape[1])))
 
@@ -101,11 +101,13 @@ class HAFrameHead(nn.Module):
     def __init__(self,
         m, # dimension of the embedding
         h, # `Hierarchy`, `CostMatrix` or matrix of costs
-        gamma=2. # decay of the cosines with cost
+        gamma=2., # decay of the cosines with cost
+        init=None # vectors `(K, K)` to use instead
     ):
         super().__init__()
         self.n_classes,self.linear = len(h),LinearHead(m, len(h))
-        self.register_buffer('protos', _vectors(_haframe_cosines(h, gamma), len(h)).float())
+        if init is None: init = _vectors(_haframe_cosines(h, gamma), len(h)).float()
+        self.register_buffer('protos', init)
 
     def forward(self, x):
         with torch.autocast(x.device.type, enabled=False):
@@ -128,5 +130,5 @@ class HAFrameLoss(VectorLoss):
         u = unit(z)
         cos,length = u@self.protos.t().to(z),(z*u).sum(1, keepdim=True)
         logp = (length*cos).log_softmax(1).gather(1, targets[:,None])[:,0]
-        off = cos - self.S[targets].to(z)
+        off = cos - self.S.index_select(0, targets).to(z)
         return (1-self.alpha)*focal(logp, self.gamma) + self.alpha*off.square().sum(1)

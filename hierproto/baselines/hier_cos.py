@@ -53,9 +53,9 @@ class HierCOSLoss(VectorLoss):
 # %% ../../nbs/18b_baselines.hier_cos.ipynb #ccc8cae4
 @patch
 def terms(self:HierCOSLoss, z, targets):
-    a,path,level = z.abs(),self.path[targets],self.level.to(z)
+    a,path,level = z.abs(),self.path.index_select(0, targets),self.level.to(z)
     def on_path(o): return o.gather(1, path.clamp(min=0)) # levels below the class are -1
     total,length = a@level,(a.square()@level).clamp(min=1e-30).sqrt()
     aux = torch.where(path>=0, 1 + (total-2*on_path(a))/length, total)
-    kl = F.kl_div(on_path(a.log_softmax(1)), self.t[targets].to(z), reduction='none')
+    kl = F.kl_div(on_path(a.log_softmax(1)), self.t.index_select(0, targets).to(z), reduction='none')
     return kl.sum(1) + self.alpha*aux.sum(1)

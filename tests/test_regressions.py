@@ -1,0 +1,142 @@
+"Wrong answers that a newcomer once got without an error"
+import json, numpy as np, pandas as pd, pytest, torch
+from pathlib import Path
+from PIL import Image
+from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, get_image_files, noop, set_seed
+from hierproto.all import *
+from hierproto.compare import Pool, compare
+from hierproto.data.core import tensor_dls
+from hierproto.features import FeatureDS, check_classes, features, keep_classes, picture_table
+from hierproto.fit import fit
+from hierproto.predict import _given
+
+
+def write(folder, n=6, size=40, seed=0):
+    rng = np.random.default_rng(seed)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for i in range(n): Image.fromarray(rng.integers(0, 256, (size,size,3), dtype=np.uint8)).save(Path(folder)/f'{i}.png')
+    return Path(folder)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for k,o in enumerate('abc'): write(tmp_path/'images'/o, seed=k)
+    return tmp_path/'images'
+
+
+def test_saved_models_resize_twice_as_fastai_does(pictures, tmp_path):
+    "Items to 96 pixels, then batches to 32: the saved model must see the same pixels"
+    set_seed(0)
+    dls = ImageDataLoaders.from_folder(pictures, valid_pct=.5, seed=0, bs=4, num_workers=0, item_tfms=Resize(96),
+                                       batch_tfms=aug_transforms(size=32))
+    learn = hier_learner(dls, 'convnet', Hierarchy.from_paths([*'abc']), 'learnt', m=4, pretrained=False)
+    with learn.no_bar(): scores,_ = learn.get_preds(act=noop)
+    p = load_classifier(save_classifier(learn, tmp_path/'model'))
+    assert torch.allclose(p.scores(list(dls.valid_ds.items)), scores, atol=1e-4)
+    assert p.settings['images']['presize']==[96,96]
+
+
+def test_subset_keeps_pictures_of_a_name_that_becomes_unique(tmp_path):
+    for o in ('a/x','c/y','c/z'): write(tmp_path/'images'/o, 12)
+    (tmp_path/'classes.csv').write_text('group,class\na,x\nb,x\nc,y\nc,z\n')
+    p = fit(str(tmp_path/'images'), str(tmp_path/'classes.csv'), str(tmp_path/'model'), epochs=1, subset=True, quiet=True, arch='convnet', size=32)
+    assert p.h.leaves==['x','y','z'] and torch.bincount(p.targets, minlength=3).tolist()==[2,2,2]
+
+
+def test_a_class_with_test_pictures_only(tmp_path):
+    for o in ('train/a','train/b','test/a','test/b','test/c'): write(tmp_path/o)
+    h = Hierarchy.from_paths([('g','a'), ('g','b'), ('k','c')])
+    t = picture_table(tmp_path, h)
+    assert {*keep_classes(t, check_classes(t, h, True)).label}=={'a','b'}
+    dls = features(tmp_path, 'convnet', pretrained=False, size=32, h=h, subset=True, file=tmp_path/'f.safetensors', progress=False)
+    assert list(dls.vocab)==['a','b'] and [len(o.dataset) for o in dls.loaders]==[12,12]
+
+
+def test_collapse_keeps_groups_apart():
+    h = Hierarchy.from_paths([('A','G','a'), ('A','G','b'), ('B','G','c'), ('B','G','d'), ('C','x'), ('C','y')])
+    assert (h.costs()[0,2], h.collapse().costs()[0,2], h.collapse().costs()[0,1])==(6, 4, 2)
+
+
+@pytest.mark.parametrize('how', ['lists','frame'])
+def test_features_notice_changed_pictures(pictures, how, tmp_path):
+    def feats():
+        fs = get_image_files(pictures).sorted()
+        kw = dict(bs=4, num_workers=0, item_tfms=Resize(32), valid_pct=.5, seed=0)
+        labels = [f.parent.name for f in fs]
+        df = pd.DataFrame(dict(name=[str(f.relative_to(pictures)) for f in fs], label=labels))
+        dls = ImageDataLoaders.from_lists(pictures, list(fs), labels, **kw) if how=='lists' else ImageDataLoaders.from_df(df, pictures, fn_col='name', label_col='label', **kw)
+        torch.manual_seed(0)
+        return features(dls, 'convnet', pretrained=False, size=32, progress=False, file=tmp_path/'f.safetensors').train.dataset.x.clone()
+    before = feats()
+    assert torch.equal(feats(), before)
+    for k,o in enumerate('abc'): write(pictures/o, seed=k+10)
+    assert not torch.equal(feats(), before)
+
+
+def test_decisions_do_not_depend_on_the_batch():
+    "A row of scores that happens to sum to one is still a row of scores"
+    D,s = CostMatrix([[0,1.],[2,0]], warn=False),torch.tensor([[.28,.72],[2.,-1.]])
+    rule = CRM(D)
+    assert rule(s).tolist()==[rule(o[None]).item() for o in s]
+
+
+def test_metrics_and_interpretation_follow_the_rule_of_the_method(tmp_path):
+    torch.manual_seed(0)
+    x,y = torch.rand(40, 1, 28, 28),torch.randint(3, (40,))
+    dls = tensor_dls((x,y), (x,y), ['a','b','c'], bs=16, device='cpu')
+    D = CostMatrix([[0,1,9.],[9,0,9],[1,1,0]], ['a','b','c'], warn=False)
+    learn = hier_learner(dls, 'convnet', D, 'cross_entropy_crm', m=2, n_in=1, pretrained=False)
+    with learn.no_bar():
+        scores,_ = learn.get_preds(act=noop)
+        shown = dict(zip([m.name for m in learn.metrics], learn.validate()[1:]))
+    want = D.D[crm(scores, D, probs=False), y].mean().item()
+    assert abs(shown['average_cost']-want)<1e-5
+    with learn.no_bar(): assert torch.equal(HierInterpretation.from_learner(learn).decoded, crm(scores, D, probs=False))
+
+
+def test_ignored_labels_with_mixup():
+    x,y = torch.rand(32, 1, 28, 28),torch.randint(3, (32,))
+    y[::4] = 255
+    dls = tensor_dls((x,y), (x,y), ['a','b','c'], bs=16, device='cpu')
+    learn = hier_learner(dls, 'convnet', Hierarchy.from_paths([*'abc']), m=2, n_in=1, pretrained=False, ignore_index=255)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=MixUp(.4))
+
+
+def test_haframe_with_costs_that_need_a_fast_decay(tmp_path):
+    B = np.array([[0,9,1,1],[9,0,1,1],[1,1,0,1],[1,1,1,0.]])
+    x,y = torch.rand(16, 1, 28, 28),torch.arange(16)%4
+    dls = tensor_dls((x,y), (x,y), list('abcd'), bs=8, device='cpu')
+    learn = hier_learner(dls, 'convnet', CostMatrix(B, list('abcd'), warn=False), 'haframe', m=5, n_in=1, pretrained=False, decay=12.)
+    with learn.no_bar(): scores,_ = learn.get_preds(act=noop)
+    assert torch.allclose(load_classifier(save_classifier(learn, tmp_path/'m')).scores(x), scores, atol=1e-4)
+
+
+def test_compare_takes_a_plain_matrix():
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(60)%3
+    x = torch.randn(60, 8, generator=g) + 3*torch.eye(8)[y]
+    res = compare(Pool(x, y, ['a','b','c']), 1-torch.eye(3), ['learnt'], seeds=2, progress=False, epochs=1)
+    assert res.levels().columns.tolist()==['class']
+
+
+@pytest.mark.parametrize('text', ['file\nx.png\n', 'file,target\n"x,y.png",a\n', 'file;target\nx,y.png;a\n'])
+def test_lists_of_files(tmp_path, text):
+    (tmp_path/'list.csv').write_text(text)
+    assert [Path(f).name for f,_ in _given(str(tmp_path/'list.csv'))]==['x.png' if 'x.png' in text else 'x,y.png']
+
+
+def test_jsonl_with_numbers_and_blank_lines(tmp_path):
+    from hierproto.audit import read_predictions
+    rows = [dict(file=f'{k}/p.png', target=k, prediction=1) for k in (1,2)]
+    (tmp_path/'p.jsonl').write_text('\n'.join(map(json.dumps, rows))+'\n\n')
+    p = read_predictions(tmp_path/'p.jsonl', Hierarchy.from_paths([1, 2]))
+    assert p.targets.tolist()==[0,1] and p.preds.tolist()==[0,0]
+
+
+def test_estimator_with_rows_of_paths():
+    from hierproto.estimator import HierarchicalClassifier
+    rng = np.random.default_rng(0)
+    rows = [['low','0'],['high','0'],['high','1']]*20
+    X = rng.normal(size=(60,4))+3*np.eye(4)[np.arange(60)%3]
+    clf = HierarchicalClassifier(epochs=10, random_state=0).fit(X, rows)
+    assert clf.classes_.tolist()==['1','high/0','low/0'] and clf.score(X, rows)>.9
