@@ -211,7 +211,8 @@ _COLUMNS = ('run_id data method rule seed er ahc severity top5_cost nll ece leve
             'seconds commit versions').split()
 
 def _run_id(pool, h, method, seed, rule, setup, tune='each'):
-    key = [pool.digest, h.fingerprint, method, seed, rule, vars(setup), _trials(method)] + [tune]*(tune=='once' and seed>0)
+    once = [tune]*(tune=='once' and seed>0)
+    key = [pool.digest, h.fingerprint, method, seed, rule, vars(setup), _trials(method)] + once
     return hashlib.sha1(json.dumps(key).encode()).hexdigest()[:12]
 
 # %% ../nbs/47_compare.ipynb #d448b628
@@ -243,7 +244,8 @@ def _names(methods, h):
     if methods=='all': return all_methods(h)
     names = [*dict.fromkeys(['cross_entropy', *L(methods)])]
     for o in names:
-        if get_method(o).rule: raise ModelError(f'{o} is a decision rule of another method: leave it out, `rules` compares rules')
+        if get_method(o).rule:
+            raise ModelError(f'{o} is a decision rule of another method: leave it out, `rules` compares rules')
         if get_method(o).tree: as_tree(h, f'The method {o}')
     return names
 

@@ -44,7 +44,7 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
     def __init__(self,
         hierarchy=None,   # `Hierarchy`, costs, or a .csv or .json file; without one all mistakes cost the same
         method='gp_disto',# name in `METHODS`
-        rule=None,        # how `predict` decides: 'argmax', 'crm' (lowest expected cost), or None for that of the method
+        rule=None,        # how `predict` decides: 'argmax', 'crm' (lowest expected cost), None for the method's rule
         m=64,             # dimension of the embedding
         hidden=128,       # width of a hidden layer; 0 for none
         epochs=40,        # of training

@@ -247,8 +247,8 @@ def from_learner(cls:HierInterpretation,
     if D is None: raise HierarchyError("the costs of mistakes are unknown: pass a hierarchy or costs as `D`")
     dl = ifnone(dl, learn.dls[ds_idx].new(shuffle=False, drop_last=False))
     rule = getattr(learn, 'rule', None)
-    act_ = act if rule is None else noop # a rule decides from scores
-    scores,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=act_)
+    use = act if rule is None else noop # a rule decides from scores
+    scores,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=use)
     if rule is not None: decoded = rule(scores)
     targs = targs.as_subclass(Tensor)
     if targs.shape[1:]==(1,): targs = targs[:,0] # tables

@@ -296,7 +296,7 @@ def to_csv(self:CostMatrix, f=None):
 # %% ../nbs/01_readers.ipynb #657a6be2
 @patch(cls_method=True)
 def from_csv(cls:CostMatrix, f, warn=True):
-    "Costs from the CSV file `f`: rows are predicted classes, columns true ones, unless the first cell begins with 'true'"
+    "Costs from the CSV file `f`: rows are predicted classes, or true ones if the first cell begins with 'true'"
     df = _read_table(f)
     try:
         D = df.iloc[:,1:].astype(float).set_axis(df.iloc[:,0])
