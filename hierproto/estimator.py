@@ -79,7 +79,7 @@ def _labels(self:HierarchicalClassifier, y, hierarchy):
     check_classification_targets(y)
     self.classes_,numbers = np.unique(y, return_inverse=True)
     if len(self.classes_)<2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
-    names = [f'{o:g}' if isinstance(o, float) else str(o) for o in self.classes_]
+    names = [str(int(o)) if isinstance(o, float) and o.is_integer() else str(o) for o in self.classes_]
     flat = Hierarchy.from_paths([(o,) for o in names])
     self.hierarchy_ = align_costs(ifnone(hierarchy, flat), names, subset=True)
     return torch.as_tensor(numbers)
@@ -161,6 +161,8 @@ def score(self:HierarchicalClassifier,
 ):
     "Accuracy on the rows of `X`"
     if _are_rows(y):
-        index = self.hierarchy_.class_index()
-        y = self.classes_[[index['/'.join(r)] for r in _rows(y)]]
+        index,paths = self.hierarchy_.class_index(),['/'.join(r) for r in _rows(y)]
+        new = [o for o in paths if o not in index]
+        if new: raise ValueError(f'{new[0]!r} in y is not a class of the training set')
+        y = self.classes_[[index[o] for o in paths]]
     return ClassifierMixin.score(self, X, y, sample_weight)

@@ -121,9 +121,9 @@ def _image_settings(dls):
     if not isinstance(x, torch.Tensor) or x.ndim!=4: return None
     fs = [o for k in ('after_item','after_batch') for o in L(getattr(getattr(dls.valid, k, None), 'fs', None))]
     norm,resize = (first(o for o in fs if isinstance(o, c)) for c in (Normalize,Resize))
-    pre = any(getattr(o, 'size', None) for o in fs if isinstance(o, AffineCoordTfm)) # batches are resized too
+    pre = first(o for o in fs if isinstance(o, AffineCoordTfm) and o.size is not None) # batches are resized too
     odd = [type(o).__name__ for o in fs if not (isinstance(o, _known) or getattr(o, 'split_idx', None)==0)]
-    odd += ['resize of batches']*(pre and resize is None)
+    if pre and (resize is None or pre.mode!='bilinear' or not pre.align_corners): odd.append('resizing of batches')
     if odd: warnings.warn(f"the saved model does not apply the transforms {', '.join(odd)} of its data")
     stats = (norm.mean,norm.std) if norm else torch.tensor([[0.],[1.]])
     mean,std = (o.flatten().expand(x.shape[1]).tolist() for o in stats)
