@@ -159,6 +159,7 @@ class _Settings:
     last:float = _in(gt=0)
     protocol:Literal['published','as_written','bilinear'] = None
     normalize:bool = None
+    augment:bool = None # change training images at random?
     size:int = _in(ge=1)
     min_samples:int = _in(ge=1)
     holdout:float = _in(ge=0, lt=1) # part of the training set that replaces the test set

@@ -82,13 +82,14 @@ def _frozen_data(r):
     "`dls, hierarchy` of a run on frozen features"
     train,test,vocab,key = _features(r['data'], r['frozen'], r['size'])
     if r.get('holdout'): train,test = hold_out(*train, r['holdout'])
+    if not r.get('augment', True): train = train[0][:,:1],train[1] # without the flipped view
     idx = take_fraction(train[1], r['fraction'], r['seed'])
     dls = tensor_dls([o[idx] for o in train], test, vocab, bs=r['bs'], val_bs=2048, ds_cls=FeatureDS)
     dls.features = key
     return dls,align_costs(r['hierarchy'], vocab, subset=True)
 
 # %% ../nbs/51_runs.ipynb #e18f6fcc
-_ASKED = 'bs fold size min_samples num_workers holdout protocol normalize frozen pretrained'.split()
+_ASKED = 'bs fold size min_samples num_workers holdout protocol normalize augment frozen pretrained'.split()
 
 def _pictures(r):
     "`dls, hierarchy` of a run on the data itself"
@@ -96,7 +97,8 @@ def _pictures(r):
     args = _accepted(f, **{k: r[k] for k in _ASKED if k in r})
     prep = preprocessing(r['arch'])
     if prep: args.update(_accepted(f, stats=(prep['mean'], prep['std'])))
-    if r.get('holdout') and 'holdout' not in args: raise RecipeError(f"{r['data']} has no holdout: remove `holdout`")
+    for k in ('holdout','augment'):
+        if k in r and k not in args: raise RecipeError(f"{r['data']} has no {k}: remove `{k}`")
     own = _accepted(f, fraction=r['fraction']) # such data sets keep the shares of the classes
     if own: args.update(own, seed=r['seed'])
     if r['hierarchy']!=TREES[r['data']]: args['hierarchy'] = r['hierarchy']
