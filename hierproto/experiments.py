@@ -116,7 +116,7 @@ def _give_back(libc, every):
 # %% ../nbs/52_experiments.ipynb #e9d1db5c
 @lru_cache
 def _keep_memory(every=30.):
-    "Let glibc keep freed memory for the next steps, and return what is free after `every` seconds; nothing elsewhere"
+    "Let glibc keep freed memory for the next steps and return it every `every` seconds; no effect without glibc"
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
         libc.malloc_trim

@@ -229,7 +229,7 @@ def size_table(
 def plot_sizes(
     table # from `size_table`
 ):
-    "Change of the cost relative to cross-entropy per size of the training set, with the cost of cross-entropy on top"
+    "Change of the cost relative to cross-entropy per training set size; below each size, the cost of cross-entropy"
     shown = table.drop(columns='cross_entropy').dropna(axis=1, how='all').rename(columns=title)
     shown.index = [f'{n:,}\nAHC {v:.2f}' for n,v in table.cross_entropy.items()]
     ax = shown.plot.bar(width=.8, rot=0, figsize=(6,3.5))

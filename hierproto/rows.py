@@ -102,6 +102,8 @@ def provenance(
     "A sentence about number, duration, device and commits of the runs in `df`"
     if not len(df): return 'No runs yet.'
     commits,s = sorted(df.commit.dropna().unique()),'s'*(len(df)>1)
-    time = f'{df.seconds.sum()/3600:.1f} hours in total, median {df.seconds.median()/60:.0f} minutes'
+    t = df.seconds.median()
+    typical = f'{t/60:.0f} minutes' if t>=90 else f'{t:.0f} seconds'
+    time = f'{df.seconds.sum()/3600:.1f} hours in total, median {typical}'
     return (f"{len(df)} run{s}, {time}, on {', '.join(df.device.unique())}, "
             f"commit{'s'*(len(commits)>1)} {', '.join(commits)}.")
