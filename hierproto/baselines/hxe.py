@@ -39,7 +39,7 @@ class HXELoss(ScoreLoss):
         self.register_buffer('lam', (-alpha*_heights(h, count)[path[1:]]).exp())
 
     def terms(self, scores, targets):
-        # only differences count; small numbers have more digits behind the point
+        # only differences count, and small numbers have smaller rounding errors
         scores = scores - scores.detach().amax(1, keepdim=True)
         logs = self.sums.logsumexp(scores).t().gather(0, self.path.index_select(1, targets))
         return (self.lam.index_select(1, targets)*focal(logs.diff(dim=0), self.gamma)).sum(0)
