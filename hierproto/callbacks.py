@@ -65,7 +65,7 @@ class MetricGuide(_ProtoCallback):
             raise ValueError(f"unknown guide {guide!r}; choose from {', '.join(_guides)}, or pass a function")
         self.D,self.lam,self.head_,self.rows,self.new = D,lam,head,[],[]
         self.guide = partial(_guides.get(guide, guide), **kwargs)
-        if self.guide.func is sampled_disto_loss: self.guide.keywords.setdefault('scale', RunningScale())
+        self.own_scale = self.guide.func is sampled_disto_loss and 'scale' not in kwargs
 
 # %% ../nbs/09_callbacks.ipynb #32743efe
 @patch
@@ -78,6 +78,7 @@ def start(self:MetricGuide):
         "The optimizer is older than the prototypes: pass `reset_opt=True` to the first `fit`")
     if getattr(head, 'n_classes', len(D))!=len(D): raise HierarchyError(
         f"The head scores {head.n_classes} classes, the costs have {len(D)}: pass `n_classes={len(D)}` to the head")
+    if self.own_scale: self.guide.keywords['scale'] = RunningScale() # a new one per training, also after `lr_find`
     self.costs = D if sampled and isinstance(D, Hierarchy) else costs_for(D, len(head.protos)).to(head.protos.device)
     self.rows,self.new = [],[]
 
@@ -263,6 +264,8 @@ class SoundCheck(Callback):
     def before_fit(self):
         self.fresh,self.notes = True,[]
         self.ignore = getattr(self.learn.loss_func, 'ignore_index', -100) # `MixUp` replaces the loss later
+        for o in self.learn.metrics:
+            if hasattr(o, 'check_trackers'): o.check_trackers(self.learn)
     def after_epoch(self): self.fresh = False
     def after_train(self): self._look(late=True)
     def after_loss(self):

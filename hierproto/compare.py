@@ -26,6 +26,7 @@ from .data.core import tensor_dls
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report
 from .callbacks import ProtoWatch
+from .learner import add_norm, use_rule
 from .methods import METHODS, get_method, hier_learner
 from .rows import add_row, commit, finished, read_rows, versions, write_whole
 from .features import FeatureDS, check_classes, features, picture_table, put_back
@@ -79,6 +80,12 @@ def _split(y, share, seed=0):
     "Indices of two parts of `y`; the second holds a `share` of each class"
     parts = train_test_split(np.arange(len(y)), test_size=share, random_state=seed, stratify=y)
     return [torch.as_tensor(o) for o in parts]
+
+def _check_runs(names, rules, seeds):
+    if seeds<1: raise ValueError(f'seeds must be >= 1, got {seeds}')
+    for o in rules:
+        if o not in _RULES: raise ValueError(f"unknown rule {o!r}; choose from {', '.join(_RULES)}")
+    if len(names)*len(rules)<2: raise ValueError('nothing to compare: pass another method or rule')
 
 def _check_pool(pool):
     counts = torch.bincount(pool.y, minlength=len(pool.vocab)).tolist()
@@ -281,8 +288,10 @@ def compare(
     if tune=='once' and not pool.test:
         raise ValueError("tune='once' needs an official test set: seeds would test on images that made the choice")
     _check_pool(pool)
-    h = align_costs(h, pool.vocab)
-    runs = [(m,s,r) for s in range(seeds) for m in _names(methods, h) for r in rules]
+    h,rules = align_costs(h, pool.vocab),tuple(L(rules))
+    names = _names(methods, h)
+    _check_runs(names, rules, seeds)
+    runs = [(m,s,r) for s in range(seeds) for m in names for r in rules]
     ids = {o: _run_id(pool, h, *o, setup, tune) for o in runs}
     with tempfile.TemporaryDirectory() as tmp:
         path = Path(out or tmp)/'comparison.csv'
@@ -359,6 +368,7 @@ def advice(self:Comparison):
     "Which method to use, as a sentence"
     good,base,seeds = self.better(),_name(*self.base),self.rows.seed.nunique()
     if not len(good):
+        if seeds<2: return 'One seed cannot tell which method is better: compare with at least three.'
         return f'No difference: over {seeds} seeds no method has a reliably lower average cost than {base}. Use {base}.'
     best,others = good.iloc[0],[_name(*o) for o in good.index[1:4]]
     also = f" Also better than {base}: {', '.join(others)}{' and others' if len(good)>4 else ''}." if others else ''
@@ -421,7 +431,8 @@ def best(self:Comparison):
     valid = pool.test or [o[_split(pool.y, self.setup.test)[1]] for o in (pool.x,pool.y)]
     learn = _train((pool.x,pool.y), valid, pool.vocab, self.h, method, self.setup, **settings)
     learn.__class__,learn.params = HeadLearner,{**settings, 'm': self.setup.m, 'lr': defaults.lr}
-    learn.rule,learn.dls.features = CRM(learn.hierarchy) if rule=='crm' else argmax_rule,pool.features
+    use_rule(learn, CRM(learn.hierarchy) if rule=='crm' else argmax_rule)
+    learn.dls.features = pool.features
     return learn
 
 # %% ../nbs/47_compare.ipynb #75ae32ef
@@ -434,12 +445,12 @@ def whole_network(self:HeadLearner,
     mine,theirs,prep = [*self.dls.vocab],[*dls.vocab],(getattr(self.dls, 'features', None) or {}).get('prep')
     if mine!=theirs:
         raise HierarchyError(f'classes differ, or their order: {theirs[:5]} in `dls`, {mine[:5]} in the features')
-    if prep and not any(isinstance(o, Normalize) for o in dls.after_batch.fs):
-        dls.add_tfms([Normalize.from_stats(prep['mean'], prep['std'])], 'after_batch')
+    add_norm(dls, prep)
     whole = put_back(self, body)
     learn = hier_learner(dls, whole[0][0], self.hierarchy, self.method, normalize=False, **self.params)
     learn.model.load_state_dict(whole.state_dict())
-    learn.rule,learn.arch,learn.model[0].arch = self.rule,whole[0].arch,whole[0].arch
+    use_rule(learn, self.rule)
+    learn.arch,learn.model[0].arch = whole[0].arch,whole[0].arch
     return learn
 
 # %% ../nbs/47_compare.ipynb #9d28df11

@@ -6,7 +6,7 @@
 __all__ = ['check_ranges', 'fit']
 
 # %% ../nbs/46_fit.ipynb #9d03f127
-import os, random, sys
+import hashlib, os, random, sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,12 +108,16 @@ def _learner(dls, h, o):
     "The `Learner` for the options `o`; given weights are frozen at first"
     own,published = o.pretrained not in ('no','yes'),o.pretrained=='yes'
     if published and o.arch in ARCHS: raise ModelError(f'{o.arch} has no published weights: try --arch resnet18')
-    body = make_body(o.arch, dls.one_batch()[0].shape[1])
+    x = dls.one_batch()[0]
+    body = make_body(o.arch, x.shape[1])
     file = Path(o.pretrained)/'model.safetensors' if Path(o.pretrained).is_dir() else o.pretrained
     try: learn = hier_learner(dls, body, h, o.method, m=o.m, pretrained=published, weights=file if own else None)
     except OSError as e: raise ModelError(f'{e}'.splitlines()[0]+'; --pretrained no needs no weights') from None
     except ValueError as e: raise ModelError(f'{e} (--arch {o.arch})') from None
     learn.arch = o.arch
+    try:
+        with torch.no_grad(): learn.model.eval()(x[:2].cpu())
+    except RuntimeError: raise ModelError(f'{o.arch} cannot see pictures of {o.size} pixels: use a larger --size') from None
     return learn
 
 # %% ../nbs/46_fit.ipynb #ad8da6b0
@@ -126,8 +130,8 @@ class _Checkpoint(Callback):
     def before_fit(self):
         if self.state is None: return
         self.model.load_state_dict(self.state['model'])
-        # only now, since `unfreeze` clears the state of the optimiser
-        self.opt.load_state_dict(dict(state=self.state['opt'], hypers=self.opt.hypers))
+        # only now, since `unfreeze` clears the state of the optimiser, also between the phases
+        if self.done>self.first: self.opt.load_state_dict(dict(state=self.state['opt'], hypers=self.opt.hypers))
         self.state = None
     def before_epoch(self):
         set_seed(self.seed+1000*(self.first+self.epoch))
@@ -143,11 +147,11 @@ class _Checkpoint(Callback):
 @patch
 def resume(self:_Checkpoint):
     "Continue from the file, if there is one"
-    if not Path(self.path).is_file(): return
+    if not Path(self.path).is_file(): return print('no epoch was finished before: starting from the beginning')
     try: s = torch.load(self.path, map_location='cpu', weights_only=True)
     except Exception: raise ModelError(f'{self.path}: this checkpoint is damaged: --force starts again') from None
-    changed = [f'--{k}' for k,v in self.options.items() if s['options'].get(k)!=v]
-    if changed: raise ModelError(f"--resume needs the same options as before; changed: {', '.join(changed)}")
+    changed = [k for k,v in self.options.items() if s['options'].get(k)!=v]
+    if changed: raise ModelError(f"--resume needs the same options and data as before; changed: {', '.join(changed)}")
     self.state,self.done = s,s['done']
 
 # %% ../nbs/46_fit.ipynb #574a52ba
@@ -230,13 +234,19 @@ def _describe(data, o):
             f"{o.method} on {o.arch}, {o.size}x{o.size} pixels{kind}, "
             f"{o.epochs:,} epoch{'s'*(o.epochs>1)} from {start}")
 
+def _digest(data, folder):
+    "Hash of the pictures of `data`: places below `folder`, sizes and times of the files, labels and division"
+    t = data.table
+    files = [(os.path.relpath(f, folder), o.st_size, o.st_mtime_ns) for f in t.file for o in [os.stat(f)]]
+    return hashlib.sha1(repr([*zip(files, t.label, t.valid)]).encode()).hexdigest()
+
 def _train(data, o):
     "A Learner, trained with the options `o`"
     set_seed(o.seed)
     learn = _learner(_dls(data, o), data.h, o)
     keys = 'method arch epochs size resize augment pretrained lr bs m valid seed'.split()
-    options = {**{k: getattr(o, k) for k in keys}, 'pictures': len(data.table)}
-    keep = _Checkpoint(Path(o.out)/f'{o.method}.ckpt', options, o.seed)
+    options = {**{f'--{k}': getattr(o, k) for k in keys}, 'classes': data.h.fingerprint, 'images': _digest(data, o.images)}
+    keep = _Checkpoint(Path(o.out)/'fit.ckpt', options, o.seed)
     if o.resume: keep.resume()
     try: return _train_learner(learn, o.epochs, o.lr, keep, not o.quiet)
     except KeyboardInterrupt:

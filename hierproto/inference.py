@@ -37,7 +37,7 @@ def expected_cost(
     K,n = scores.shape[1],D.shape[1]
     if K != n: raise HierarchyError(f'scores are for {K} classes, costs for {n}')
     p = as_probs(scores, probs).movedim(1,-1)
-    return (p @ D.to(p).T).movedim(-1,1)
+    with torch.autocast(p.device.type, enabled=False): return (p @ D.to(p).T).movedim(-1,1)
 
 # %% ../nbs/07_inference.ipynb #48ba93e8
 def crm(scores, D, vocab=None, probs=None):

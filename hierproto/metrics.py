@@ -9,7 +9,7 @@ __all__ = ['error_rate', 'average_cost', 'mistake_severity', 'hier_dist_at_k', '
 # %% ../nbs/05_metrics.ipynb #e638160f
 import warnings
 from functools import cached_property, partial
-import torch
+import numpy as np, torch
 from torch import Tensor
 from fastai.learner import Metric
 from fastcore.basics import patch
@@ -254,10 +254,20 @@ def add(self:_SumMetric, b):
     s = self.sums(b, self.reader.classes).double()
     self.total,self.result = s if self.total is None else self.total+s,None
 
+# %% ../nbs/05_metrics.ipynb #4267bca1
+@patch
+def check_trackers(self:_SumMetric, learn):
+    "Raise an error if a callback of `learn` looks for the highest value of this metric, and lower is better"
+    if self.name.endswith(('accuracy','precision','recall','f1','iou')): return
+    for cb in learn.cbs:
+        if getattr(cb, 'monitor', None)==self.name and getattr(cb, 'comp', None) is np.greater:
+            raise ValueError(f'{cb.name} looks for the highest {self.name}, but lower is better: pass `comp=np.less`')
+
 # %% ../nbs/05_metrics.ipynb #86f4b1d0
 @patch
 def accumulate(self:_SumMetric, learn):
     "Add the sums of the batch that `learn` has just predicted"
+    self.check_trackers(learn)
     self.device = learn.pred.device
     self.add(self.reader(learn))
 

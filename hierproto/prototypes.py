@@ -147,6 +147,8 @@ def forward(self:DataLoss, scores, targets,
 ):
     "The loss of `scores` for `targets`"
     scores, targets, n = _plain(scores), _plain(targets).long(), n_classes or scores.shape[1]
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) # half precision is not enough
+    if targets.ndim == scores.ndim == 2: targets = targets.squeeze(1) # tables have targets (B, 1)
     if self.weight is not None and len(self.weight) != n:
         raise ValueError(f'weight must have one number for each of the {n} classes, got {len(self.weight)}')
     counts = targets != self.ignore_index
@@ -155,7 +157,7 @@ def forward(self:DataLoss, scores, targets,
     except (IndexError, RuntimeError):
         check_labels(targets, n, self.ignore_index)
         raise
-    return self.reduce(loss.to(torch.promote_types(loss.dtype, torch.float32)), targets, counts)
+    return self.reduce(loss, targets, counts)
 
 # %% ../nbs/04_prototypes.ipynb #e32f57cf
 @patch

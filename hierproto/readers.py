@@ -294,13 +294,15 @@ def to_csv(self:CostMatrix, f=None):
     return _write(df.to_csv(index_label=corner, lineterminator='\n'), f)
 
 # %% ../nbs/01_readers.ipynb #657a6be2
+_TRUE = 'true','truth','actual','target','reference'
+
 @patch(cls_method=True)
 def from_csv(cls:CostMatrix, f, warn=True):
-    "Costs from the CSV file `f`: rows are predicted classes, or true ones if the first cell begins with 'true'"
+    "Costs from the CSV file `f`: rows are predicted classes, or true ones if the first cell says so ('true class')"
     df = _read_table(f)
     try:
         D = df.iloc[:,1:].astype(float).set_axis(df.iloc[:,0])
-        return cls(D.T if df.columns[0].lower().startswith('true') else D, warn=warn)
+        return cls(D.T if df.columns[0].lower().startswith(_TRUE) else D, warn=warn)
     except ValueError as e: fail(e, df.index.name)
 
 # %% ../nbs/01_readers.ipynb #ff5d6359
@@ -317,7 +319,7 @@ def _read_csv_kind(f):
     "The `Hierarchy` or `CostMatrix` in the CSV file `f`"
     df = _read_table(f)
     first, side, top = df.columns[0], [*df.iloc[:,0]], [*df.columns[1:]]
-    corner = not first or first.lower().startswith(('predicted','true'))
+    corner = not first or first.lower().startswith(('predicted',*_TRUE))
     if first.lower() == 'predicted' or sorted(side) == sorted(top) or (corner and {*side} & {*top}):
         return CostMatrix.from_csv(f)
     parents = {'node','parent'} <= {*df} <= {'','node','parent','weight'}

@@ -303,7 +303,7 @@ def test_ctrl_c_and_resume(work, tmp_path, capsys):
     "One line, and a resumed fit ends with the same predictions"
     options = [work/'images', work/'classes.csv', '--arch', 'convnet', '--epochs', '8', '--lr', '1e-2', '--m', '16']
     p = started('fit', *options, '--out', tmp_path/'stopped')
-    while not (tmp_path/'stopped'/'gp_disto.ckpt').exists() and p.poll() is None: time.sleep(.02)
+    while not (tmp_path/'stopped'/'fit.ckpt').exists() and p.poll() is None: time.sleep(.02)
     p.send_signal(signal.SIGINT)
     out, err = p.communicate(timeout=300)
     assert p.returncode == 130 and re.fullmatch(r'hierproto_fit: interrupted: the same command with --resume continues after epoch \d\n', err), err

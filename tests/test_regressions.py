@@ -9,6 +9,8 @@ from hierproto.data.core import tensor_dls
 from hierproto.features import FeatureDS, check_classes, features, keep_classes, picture_table
 from hierproto.fit import fit
 from hierproto.predict import _given
+from hierproto.prototypes import DataLoss, FocalDataLoss
+from hierproto.saving import ModelError
 
 
 def write(folder, n=6, size=40, seed=0):
@@ -141,3 +143,94 @@ def test_estimator_with_rows_of_paths():
     clf = HierarchicalClassifier(epochs=10, random_state=0).fit(X, rows)
     assert clf.classes_.tolist()==['1','high/0','low/0'] and clf.score(X, rows)>.9
     with pytest.raises(ValueError, match="'high/2' in y is not a class"): clf.score(X[:1], [['high','2']])
+
+
+# --- found by the second newcomer ---
+def stopped_fit(pictures, tmp_path, monkeypatch, n=1, **kw):
+    "Start a fit, interrupt it after `n` epochs; returns a function that resumes it"
+    from hierproto import fit as module
+    classes = tmp_path/'classes.csv'
+    classes.write_text('group,class\ng,a\ng,b\nk,c\n')
+    def go(**more): return fit(str(pictures), str(classes), str(tmp_path/'model'), **{**dict(epochs=3, arch='convnet', size=32, m=4, quiet=True), **kw, **more})
+    after_epoch = module._Checkpoint.after_epoch
+    def stop(self):
+        after_epoch(self)
+        if self.done==n: raise KeyboardInterrupt
+    with monkeypatch.context() as m:
+        m.setattr(module._Checkpoint, 'after_epoch', stop)
+        with pytest.raises(KeyboardInterrupt, match=f'after epoch {n}'): go()
+    return lambda **more: go(resume=True, **more)
+
+
+def test_resume_refuses_other_classes(pictures, tmp_path, monkeypatch):
+    resume = stopped_fit(pictures, tmp_path, monkeypatch)
+    (tmp_path/'classes.csv').write_text('group,class\nk,c\ng,b\ng,a\n') # the same classes in another order
+    with pytest.raises(ModelError, match='changed: classes'): resume()
+
+
+def test_resume_refuses_other_images_and_methods(pictures, tmp_path, monkeypatch):
+    resume = stopped_fit(pictures, tmp_path, monkeypatch)
+    with pytest.raises(ModelError, match='changed: --method'): resume(method='learnt')
+    (pictures/'a').rename(pictures/'x'), (pictures/'b').rename(pictures/'a'), (pictures/'x').rename(pictures/'b') # as many, of the same names
+    with pytest.raises(ModelError, match='changed: images'): resume()
+    (pictures/'a').rename(pictures/'x'), (pictures/'b').rename(pictures/'a'), (pictures/'x').rename(pictures/'b')
+    assert len(resume().targets)==3
+
+
+def test_trackers_keep_the_lowest_cost():
+    import fastai.callback.tracker as trackers
+    dls = tensor_dls((torch.randn(32, 4), torch.arange(32)%4), (torch.randn(8, 4), torch.arange(8)%4), [*'abcd'], bs=8)
+    h = Hierarchy.from_paths([('g','a'), ('g','b'), ('k','c'), ('k','d')])
+    learn = hier_learner(dls, torch.nn.Identity(), h, m=4, pretrained=False)
+    with learn.no_bar(), learn.no_logging():
+        for cb in (trackers.EarlyStoppingCallback, trackers.ReduceLROnPlateau):
+            with pytest.raises(ValueError, match='lower is better: pass `comp=np.less`'): learn.fit(1, cbs=cb(monitor='average_cost'))
+            learn.fit(1, cbs=cb(monitor='average_cost', comp=np.less))
+        learn.fit(1, cbs=trackers.EarlyStoppingCallback(monitor='level_1_accuracy'))
+
+
+def test_fastai_predictions_follow_the_rule_of_the_method():
+    set_seed(0)
+    x,y = torch.randn(64, 4)+torch.eye(4).repeat(16, 1),torch.arange(64)%4
+    dls = tensor_dls((x,y), (x,y), [*'abcd'], bs=32)
+    h = CostMatrix(torch.tensor([[0.,1,1,1], [1,0,1,1], [9,9,0,9], [9,9,9,0]]), [*'abcd'], warn=False)
+    learn = hier_learner(dls, torch.nn.Identity(), h, 'cross_entropy_crm', m=4, pretrained=False)
+    with learn.no_bar():
+        scores,_ = learn.get_preds(act=noop)
+        probs,_,decoded = learn.get_preds(with_decoded=True)
+        raw = learn.get_preds(act=noop, with_decoded=True)[2]
+    assert torch.equal(decoded, learn.rule(scores)) and torch.equal(raw, decoded) and not torch.equal(decoded, scores.argmax(1))
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_decisions_and_losses_in_half_precision(dtype):
+    torch.manual_seed(0)
+    h,x = Hierarchy.named('cifar100'),torch.randn(2000, 100)*2
+    with torch.autocast('cpu', dtype=dtype): assert torch.equal(crm(x, h, probs=False), crm(x.double(), h, probs=False))
+    x,y = (x*3).to(dtype),torch.arange(2000)%100
+    for loss in (DataLoss, FocalDataLoss): assert torch.equal(loss(reduction='none')(x, y), loss(reduction='none')(x.float(), y))
+    assert DataLoss()(x, y[:,None])==DataLoss()(x, y) # targets of tables
+
+
+def test_the_sampled_guide_forgets_its_scale_between_trainings():
+    dls = tensor_dls((torch.randn(32, 4), torch.arange(32)%4), (torch.randn(8, 4), torch.arange(8)%4), [*'abcd'], bs=8)
+    learn = proto_learner(dls, torch.nn.Identity(), Hierarchy.from_paths([*'abcd']), guide='sampled', m=4, pretrained=False)
+    with learn.no_bar(), learn.no_logging():
+        for _ in range(2): learn.fit(1)
+    assert learn.metric_guide.guide.keywords['scale'].seen==5 # four batches, and one draw to begin with
+
+
+def test_compare_refuses_rules_and_seeds_before_training():
+    pool = Pool(torch.randn(40, 3), torch.arange(40)%2, ['a','b'])
+    for bad in (dict(rules='argmaxx'), dict(rules=['nonsense'])):
+        with pytest.raises(ValueError, match='unknown rule'): compare(pool, Hierarchy.from_paths([*'ab']), **bad)
+    with pytest.raises(ValueError, match='seeds must be >= 1, got 0'): compare(pool, Hierarchy.from_paths([*'ab']), seeds=0)
+    with pytest.raises(ValueError, match='nothing to compare'): compare(pool, Hierarchy.from_paths([*'ab']), 'cross_entropy', rules='argmax')
+    res = compare(pool, Hierarchy.from_paths([*'ab']), ['learnt'], seeds=1, rules='argmax', epochs=1, progress=False)
+    assert res.advice().startswith('One seed cannot tell')
+
+
+def test_a_size_that_is_too_small_for_the_network(pictures, tmp_path):
+    (tmp_path/'classes.csv').write_text('class\na\nb\nc\n')
+    with pytest.raises(ModelError, match='use a larger --size'):
+        fit(str(pictures), str(tmp_path/'classes.csv'), str(tmp_path/'model'), arch='convnet', size=8, quiet=True)

@@ -31,7 +31,7 @@ def per_item(self:ScoreLoss, scores, targets):
         raise HierarchyError(f"got scores for {scores.shape[1]} classes, the loss is for {self.n_classes}")
     x = scores.movedim(1, -1).flatten(0, -2)
     with torch.autocast(x.device.type, enabled=False):
-        return self.terms(x.to(torch.promote_types(x.dtype, torch.float32)), targets.flatten()).view(targets.shape)
+        return self.terms(x, targets.flatten()).view(targets.shape)
 
 # %% ../../nbs/11_baselines.cross_entropy.ipynb #ffa08e35
 def with_vectors(

@@ -37,4 +37,5 @@ def tree_emd(
     h # `Hierarchy`; moving costs its path lengths
 ):
     "Exact earth mover's distance between `p` and `q` on the tree `h`"
-    return SubtreeSum(h).to(p.device)(p-q).abs() @ h.edge_weights.to(p)
+    with torch.autocast(p.device.type, enabled=False):
+        return SubtreeSum(h).to(p.device)(p-q).abs() @ h.edge_weights.to(p)
