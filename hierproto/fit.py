@@ -117,7 +117,8 @@ def _learner(dls, h, o):
     learn.arch = o.arch
     try:
         with torch.no_grad(): learn.model.eval()(x[:2].cpu())
-    except RuntimeError: raise ModelError(f'{o.arch} cannot see pictures of {o.size} pixels: use a larger --size') from None
+    except RuntimeError as e:
+        raise ModelError(f'{o.arch} fails on {o.size} pixels, use a larger --size: {e}'.splitlines()[0]) from None
     return learn
 
 # %% ../nbs/46_fit.ipynb #ad8da6b0
@@ -245,7 +246,7 @@ def _train(data, o):
     set_seed(o.seed)
     learn = _learner(_dls(data, o), data.h, o)
     keys = 'method arch epochs size resize augment pretrained lr bs m valid seed'.split()
-    options = {**{f'--{k}': getattr(o, k) for k in keys}, 'classes': data.h.fingerprint, 'images': _digest(data, o.images)}
+    options = dict({f'--{k}': getattr(o, k) for k in keys}, classes=data.h.fingerprint, images=_digest(data, o.images))
     keep = _Checkpoint(Path(o.out)/'fit.ckpt', options, o.seed)
     if o.resume: keep.resume()
     try: return _train_learner(learn, o.epochs, o.lr, keep, not o.quiet)

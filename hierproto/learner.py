@@ -180,8 +180,9 @@ def use_rule(
     rule   # scores to numbers of classes: `CRM`, or `argmax_rule`
 ):
     "Let `learn` decide by `rule` in metrics, predictions and interpretation"
-    learn.rule = rule
-    if rule is not argmax_rule: learn.loss_func.decodes = partial(_decode, rule)
+    learn.rule,loss = rule,learn.loss_func
+    if rule is argmax_rule: getattr(loss, '__dict__', {}).pop('decodes', None) # the usual one
+    elif hasattr(loss, 'decodes'): loss.decodes = partial(_decode, rule)
 
 # %% ../nbs/10_learner.ipynb #554da8f8
 _of_body = 'n_in cut nf pool norm project'.split()
