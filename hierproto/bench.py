@@ -149,7 +149,9 @@ def _(N, K):
 def _command(*args): return lambda: subprocess.run([sys.executable, *args], check=True, capture_output=True)
 
 @_measure('start of --help', 'one second', {(o,): 1. for o in ('fit','predict','audit','train')}, rounds=3)
-def _(name): return _command('-m', 'hierproto.cli', name, '--help'), lambda: time.sleep(1)
+def _(name):
+    code = f'from hierproto.cli import run_command; run_command({name!r}, ["--help"])'
+    return _command('-c', code), lambda: time.sleep(1)
 
 @lru_cache
 def _folder(): return tempfile.TemporaryDirectory() # removed when the process ends
@@ -220,7 +222,7 @@ _KEY = ['measure','size','against']
 def _rows(path):
     "Rows of the file `path` that today's measures wrote"
     today = [(n, ' x '.join(map(str, o)), m.against) for n,m in _MEASURES.items() for o in m.goals]
-    df = pd.read_csv(path, dtype=dict(size=str)) if Path(path).exists() else pd.DataFrame(columns=_KEY)
+    df = pd.read_csv(path, dtype=dict(size=str, commit=str)) if Path(path).exists() else pd.DataFrame(columns=_KEY)
     return df[[o in today for o in df[_KEY].itertuples(index=False, name=None)]]
 
 # %% ../nbs/55_bench.ipynb #8a1eb23a

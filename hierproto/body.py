@@ -7,7 +7,7 @@ __all__ = ['ARCHS', 'arch_func', 'has_weights', 'load_weights', 'preprocessing',
 
 # %% ../nbs/08_body.ipynb #3b70b824
 import difflib, importlib, re, torch, torchvision
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from inspect import isclass, signature
 from pathlib import Path
@@ -216,8 +216,10 @@ def _timm_body(name, n_in=3, pretrained=False):
     file = _packaged(name) if pretrained else None
     make = partial(timm.create_model, name.removeprefix('timm/'), num_classes=0, in_chans=n_in)
     if file: return load_weights(TimmBody(make()), file)
-    if not pretrained: return TimmBody(make())
-    with _no_retries(): return TimmBody(make(pretrained=True))
+    with _no_retries() if pretrained else nullcontext(): body = TimmBody(make(pretrained=pretrained))
+    # Swin has maps (B, H, W, C), which timm pools itself
+    if getattr(body.model, 'output_fmt', 'NCHW') == 'NHWC': body.needs_pool = False
+    return body
 
 # %% ../nbs/08_body.ipynb #9e85ca66
 def _fetch(f, name):
@@ -247,12 +249,13 @@ def preprocessing(
         if getattr(body, 'arch', None) is None: return None
         body = body.arch
     arch = arch_func(body)
-    name = arch if isinstance(arch, str) else arch.__name__
+    name = arch if isinstance(arch, str) else getattr(getattr(arch, 'func', arch), '__name__', '')
     name = dict(resnet18_224='resnet18').get(name, name)
     if name in _torchvision_names(): return _torchvision_prep(name)
     if not _is_timm(name): return None
     import timm
-    return _timm_prep(timm.get_pretrained_cfg(name.removeprefix('timm/')).to_dict())
+    cfg = timm.get_pretrained_cfg(name.removeprefix('timm/'))
+    return cfg and _timm_prep(cfg.to_dict())
 
 # %% ../nbs/08_body.ipynb #a1e59028
 def embedder(

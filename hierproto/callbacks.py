@@ -43,7 +43,7 @@ class _ProtoCallback(Callback):
     def before_fit(self): self.found = None
     def before_train(self):
         if self.found is not None: return
-        self.found = ifnone(self.head_, find_protos(self.model))
+        self.found = find_protos(self.model) if self.head_ is None else self.head_
         self.start()
 
 # %% ../nbs/09_callbacks.ipynb #91085ec7
@@ -78,7 +78,8 @@ def start(self:MetricGuide):
         "The optimizer is older than the prototypes: pass `reset_opt=True` to the first `fit`")
     if getattr(head, 'n_classes', len(D))!=len(D): raise HierarchyError(
         f"The head scores {head.n_classes} classes, the costs have {len(D)}: pass `n_classes={len(D)}` to the head")
-    if self.own_scale: self.guide.keywords['scale'] = RunningScale() # a new one per training, also after `lr_find`
+    # a new scale per training, also after `lr_find`
+    if self.own_scale: self.guide.keywords['scale'] = RunningScale().to(head.protos.device)
     self.costs = D if sampled and isinstance(D, Hierarchy) else costs_for(D, len(head.protos)).to(head.protos.device)
     self.rows,self.new = [],[]
 
@@ -87,7 +88,7 @@ def _with_scale(guide, protos, costs):
     "The `guide` of `protos`, and the optimal scale if the guide computes it"
     if guide.func is disto_loss: return guide(protos, costs, with_scale=True)
     loss,scale = guide(protos, costs),guide.keywords.get('scale')
-    return loss,scale.value if isinstance(scale, RunningScale) else torch.full_like(loss, math.nan)
+    return loss,scale.value.to(loss) if isinstance(scale, RunningScale) else torch.full_like(loss, math.nan)
 
 # %% ../nbs/09_callbacks.ipynb #549d4449
 @patch
@@ -142,6 +143,9 @@ class ProtoRates(_ProtoCallback):
         if isinstance(self.opt, OptimWrapper): raise ValueError(
             "PyTorch optimizers have one weight decay per parameter group: use `splitter=split_protos` instead of `wd`")
         self.opt.state[self.found.protos]['do_wd'] = False
+    def after_fit(self):
+        "Switch it on again"
+        if self.proto_wd is not None and self.found is not None: self.opt.state[self.found.protos].pop('do_wd', None)
 
     def before_step(self): self.old = self.found.protos.detach().clone()
     def after_cancel_step(self): self.old = None
@@ -208,7 +212,7 @@ class ProtoWatch(_ProtoCallback):
     def _look(self):
         "Mean and smallest distance between up to 500 class prototypes"
         protos = self.found.protos.detach()[:getattr(self.found, 'n_classes', None)]
-        d = F.pdist(protos[::math.ceil(len(protos)/500)].float())
+        d = F.pdist(protos[::math.ceil(len(protos)/500)].float().cpu()) # Apple GPUs lack it
         return (d.mean().item(),d.min().item()) if len(d) else (0.,math.inf)
 
 # %% ../nbs/09_callbacks.ipynb #2ee3dcfc
@@ -325,7 +329,7 @@ class PrototypePlot(_ProtoCallback):
 
     def start(self):
         "Refuse embeddings that cannot be drawn"
-        self.snaps,m = [],self.found.protos.shape[1]
+        self.h,self.snaps,m = align_costs(self.h, self.dls),[],self.found.protos.shape[1]
         if m!=2: raise ValueError(f"`PrototypePlot` needs embeddings of 2 dimensions, this model has {m}")
 
 # %% ../nbs/09_callbacks.ipynb #ec1b0b98

@@ -8,9 +8,9 @@ __all__ = ['COMMANDS', 'parse_command', 'plain', 'run_command']
 # %% ../nbs/42_cli.ipynb #96e8551d
 import argparse, ast, difflib, os, re, sys, warnings
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 # %% ../nbs/42_cli.ipynb #4b2136a7
 COMMANDS = dict(figure1='hierproto.figure1:main', train='hierproto.experiments:train',
@@ -76,10 +76,9 @@ def plain(
 # %% ../nbs/42_cli.ipynb #3bc4e5c2
 def _load(target):
     "The function `target`; importing it prints no warnings"
-    module,name = target.split(':')
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        return getattr(import_module(module), name)
+        return resolve_name(target)
 
 # %% ../nbs/42_cli.ipynb #b13c7d13
 def run_command(

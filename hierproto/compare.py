@@ -78,7 +78,8 @@ _LEAST = 5 # images per class
 
 def _split(y, share, seed=0):
     "Indices of two parts of `y`; the second holds a `share` of each class"
-    parts = train_test_split(np.arange(len(y)), test_size=share, random_state=seed, stratify=y)
+    n = max(math.ceil(share*len(y)), len(y.unique())) # at least one of each class
+    parts = train_test_split(np.arange(len(y)), test_size=n, random_state=seed, stratify=y)
     return [torch.as_tensor(o) for o in parts]
 
 def _check_runs(names, rules, seeds):
@@ -113,15 +114,15 @@ _RECORDERS = Recorder,ProgressCallback,ProtoWatch
 # %% ../nbs/47_compare.ipynb #9e3ea099
 def _train(train, valid, vocab, h, method, setup, seed=0, lr=3e-3, **params):
     "A `Learner` of `method`, trained on the features and labels `train`"
-    set_seed(seed)
-    bs = min(setup.bs, max(16, len(train[0])//16))
-    dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS)
-    d = train[0].shape[-1]
-    body = nn.Sequential(nn.Linear(d, setup.hidden), nn.ReLU()) if setup.hidden else nn.Identity()
-    learn = hier_learner(dls, body, h, method, m=setup.m, pretrained=False, metrics=[], **params)
-    with learn.removed_cbs([o for o in learn.cbs if isinstance(o, _RECORDERS)]):
-        learn.fit_one_cycle(setup.epochs, lr, cbs=_NoValidation())
-    return learn
+    with no_random(seed):
+        bs = min(setup.bs, max(16, len(train[0])//16))
+        dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS)
+        d = train[0].shape[-1]
+        body = nn.Sequential(nn.Linear(d, setup.hidden), nn.ReLU()) if setup.hidden else nn.Identity()
+        learn = hier_learner(dls, body, h, method, m=setup.m, pretrained=False, metrics=[], **params)
+        with learn.removed_cbs([o for o in learn.cbs if isinstance(o, _RECORDERS)]):
+            learn.fit_one_cycle(setup.epochs, lr, cbs=_NoValidation())
+        return learn
 
 # %% ../nbs/47_compare.ipynb #0434069c
 @torch.no_grad()
@@ -192,7 +193,7 @@ def t_interval(
     if n < 2: return mean, -np.inf, np.inf, 1.
     se = d.std(ddof=1)*math.sqrt(1/n + ratio)
     half = stats.t.ppf((1+level)/2, n-1)*se
-    p = 2*stats.t.sf(abs(mean)/se, n-1) if se > 0 else float(mean==0)
+    p = 2*stats.t.sf(abs(mean)/se, n-1) if se > 0 else float(mean==0 or not np.isfinite(se))
     return mean, mean-half, mean+half, p
 
 # %% ../nbs/47_compare.ipynb #1328ac2f

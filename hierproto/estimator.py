@@ -111,7 +111,7 @@ def fit(self:HierarchicalClassifier,
     X,y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)
     self._mean,std = X.mean(0),X.std(0)
-    self._std = np.where(std>0, std, 1.)
+    self._std = np.where(std>1e-12*np.abs(self._mean), std, 1.) # rounding is not variation
     seed = check_random_state(self.random_state).randint(2**31-1)
     with no_random(seed): self.model_ = self._train(self._standardize(X), numbers)
     self.n_iter_ = self.epochs

@@ -53,7 +53,7 @@ def _keep_log(e, path):
 def _why(r, out):
     "Last line of the log of the run `r`"
     log = run_file(r, out, 'log')
-    return log.read_text().strip().splitlines()[-1] if log.exists() else 'no log could be written'
+    return log.read_text(encoding='utf-8').strip().splitlines()[-1] if log.exists() else 'no log could be written'
 
 # %% ../nbs/52_experiments.ipynb #1563c65f
 def run_claimed(

@@ -160,9 +160,11 @@ def hold_back(
 # %% ../nbs/43_features.ipynb #1413b570
 def _open(f): return Image.open(f, formats='PNG JPEG BMP GIF TIFF WEBP PPM'.split())
 
+def _open_file(files, i): return _open(files[i]) # not a lambda: worker processes need to pickle it
+
 def _files(path, files, y):
     names,stats = [str(f.relative_to(path)) for f in files],[f.stat() for f in files]
-    return _Split(lambda i: _open(files[i]), y, names, [(o.st_size,o.st_mtime_ns) for o in stats])
+    return _Split(partial(_open_file, files), y, names, [(o.st_size,o.st_mtime_ns) for o in stats])
 
 def _folder_splits(path, valid_pct, seed, h=None, subset=False):
     "`splits, vocab` of the pictures below the folder `path`"
@@ -179,6 +181,8 @@ def _picture(x):
     "Tensor `x`, bytes or numbers from 0 to 1, as an image"
     return TF.to_pil_image(x if x.dtype==torch.uint8 else x.clamp(0, 1))
 
+def _tensor_picture(ds, i): return _picture(ds.x[i])
+
 def _file(item, tfms):
     "The file that the transforms `tfms` open for `item`; None if they open none"
     for f in (noop, *tfms):
@@ -188,14 +192,14 @@ def _file(item, tfms):
 def _ds_split(ds):
     "The split that a data set of fastai or a `TensorDS` contains"
     if isinstance(ds, TensorDS):
-        return _Split(lambda i: _picture(ds.x[i]), ds.y, [str(i) for i in range(len(ds))], _sha(ds.x))
+        return _Split(partial(_tensor_picture, ds), ds.y, [str(i) for i in range(len(ds))], _sha(ds.x, ds.y))
     if not hasattr(ds, 'tls'):
         raise TypeError(f"cannot read pictures from a {type(ds).__name__}: pass fastai's DataLoaders or a folder")
     tl,y = ds.tls[0],tensor([int(o) for o in ds.tls[-1]])
     items = [o for _,o in ds.items.iterrows()] if hasattr(ds.items, 'iterrows') else ds.items
     files = [_file(o, tl.tfms.fs) for o in items]
     stamps = [f.stat().st_mtime_ns if f else _sha(np.ascontiguousarray(tl[i])) for i,f in enumerate(files)]
-    return _Split(lambda i: tl[i], y, [str(f or o) for f,o in zip(files, items)], stamps)
+    return _Split(tl.__getitem__, y, [str(f or o) for f,o in zip(files, items)], [*stamps, _sha(y)])
 
 def _splits(source, valid_pct, seed, h=None, subset=False):
     "`splits, vocab` of a folder or of `DataLoaders`"
@@ -207,6 +211,7 @@ _ERRORS = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.Decom
 
 def _prepare(im, prep):
     "Image `im` as bytes (3, size, size)"
+    if im.mode[0] in 'IF': raise ValueError('more than 8 bits per pixel')
     im = TF.resize(im.convert('RGB'), prep['size'], InterpolationMode(prep['interpolation']))
     return TF.pil_to_tensor(TF.center_crop(im, prep['size']))
 
@@ -352,8 +357,10 @@ def _compute(file, body, splits, meta, progress, **kw):
     "Write the features of `splits` to `file`, chunk by chunk"
     parts = file.with_name(f"{file.name}.{meta['key']}.parts")
     views = dict(flip=meta['flip'], crops=meta.get('crops', False))
-    _join(file, _extract(body, splits, parts, meta['prep'], views, progress, **kw), splits, meta)
-    shutil.rmtree(parts)
+    try: _join(file, _extract(body, splits, parts, meta['prep'], views, progress, **kw), splits, meta)
+    except FileNotFoundError: # another process may have finished the same file and removed its parts
+        if _meta(file).get('key')!=meta['key']: raise
+    shutil.rmtree(parts, ignore_errors=True)
 
 # %% ../nbs/43_features.ipynb #c34e4fde
 @delegates(read_features, but='file')

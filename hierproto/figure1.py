@@ -85,7 +85,7 @@ def _facts(r, learn, n_each=100):
     confusion = torch.bincount(pred*10+y, minlength=100).view(10,10)
     arrays = dict(z=z[some].half(), y=y[some].byte(), pred=pred[some].byte(), means=means, protos=protos,
                   confusion=confusion)
-    if hasattr(learn, 'snapshots'): arrays.update(learn.snapshots.arrays())
+    if hasattr(learn, 'snapshots') and learn.snapshots.frames: arrays.update(learn.snapshots.arrays())
     protocol = r['protocol']+('' if r['normalize'] else ', not normalised')
     return dict(protocol=protocol, **_both_costs(confusion, protos)), {k: v.numpy() for k,v in arrays.items()}
 
@@ -119,7 +119,7 @@ def _run(recipes, out, bar=False):
         moments = r['seed']==0 and r['protocol']=='published' and r['method'] in ('learnt','gp_disto')
         if bar: print(describe(r), flush=True)
         if run_claimed(r, out, bar=bar, cbs=[_Snapshots()]*moments, facts=_facts)=='failed':
-            raise RuntimeError(f"{describe(r)} failed:\n{run_file(r, out, 'log').read_text()}")
+            raise RuntimeError(f"{describe(r)} failed:\n{run_file(r, out, 'log').read_text(encoding='utf-8')}")
     return read_rows(results_file(recipes[0], out))
 
 # %% ../nbs/53_figure1_runs.ipynb #06eba17b

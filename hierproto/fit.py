@@ -132,7 +132,8 @@ class _Checkpoint(Callback):
         if self.state is None: return
         self.model.load_state_dict(self.state['model'])
         # only now, since `unfreeze` clears the state of the optimiser, also between the phases
-        if self.done>self.first: self.opt.load_state_dict(dict(state=self.state['opt'], hypers=self.opt.hypers))
+        state = to_device(self.state['opt'], self.dls.device)
+        if self.done>self.first: self.opt.load_state_dict(dict(state=state, hypers=self.opt.hypers))
         self.state = None
     def before_epoch(self):
         set_seed(self.seed+1000*(self.first+self.epoch))
@@ -221,10 +222,10 @@ def _check_out(out, force=False, resume=False):
     out = Path(out)
     if (out/'settings.json').exists() and not force:
         raise ModelError(f'{out}: this folder has a model: choose another --out, or --force')
-    if list(out.glob('*.ckpt')) and not (force or resume):
+    if (out/'fit.ckpt').exists() and not (force or resume):
         raise ModelError(f'{out}: this folder has an interrupted fit: --resume continues it, --force starts again')
     write_text(out/'try.ckpt', '') # a full or read-only disk fails here
-    for f in [out/'try.ckpt'] if resume else out.glob('*.ckpt'): f.unlink()
+    for f in ['try.ckpt'] + ['fit.ckpt']*(not resume): (out/f).unlink(missing_ok=True)
 
 # %% ../nbs/46_fit.ipynb #35d5a5ed
 def _describe(data, o):
@@ -256,14 +257,14 @@ def _train(data, o):
 
 # %% ../nbs/46_fit.ipynb #ffeaf452
 def _write_all(learn, p, o, notes):
-    "Write model, table, predictions and page into the folder `o.out`, and remove checkpoints"
+    "Write model, table, predictions and page into the folder `o.out`, and remove the checkpoint"
     out,t,fit = Path(o.out),p.table(o.method),p.tree_fit()
     print(plain(f"\n{t.to_string(float_format='{:.2f}'.format)}\n\n{fit.says}"), flush=True)
     save_classifier(learn, out)
     write_text(out/'table.csv', t)
     _write_predictions(p, out/'predictions.csv')
     write_text(out/'report.html', html_report(p, f'{Path(o.images).name}: {o.method}', t, fit, notes))
-    for f in out.glob('*.ckpt'): f.unlink()
+    (out/'fit.ckpt').unlink(missing_ok=True)
     print(plain(f"\nModel: {out}\nReport: {out/'report.html'}"))
 
 # %% ../nbs/46_fit.ipynb #e8de8961

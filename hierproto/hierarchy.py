@@ -369,7 +369,7 @@ def _indices(n, *idx):
     "Tensors of node numbers below `n`, broadcast against each other"
     idx = torch.broadcast_tensors(*map(torch.as_tensor, idx))
     for i in idx:
-        if i.is_floating_point() or i.numel() and not (0 <= i.min() and i.max() < n):
+        if i.numel() and (i.is_floating_point() or not (0 <= i.min() and i.max() < n)):
             fail(f'class numbers must be integers between 0 and {n-1}, got {i.min()} to {i.max()}')
     return [i.long() for i in idx]
 
@@ -378,7 +378,9 @@ def _indices(n, *idx):
 def pair_costs(self:Hierarchy, i, j):
     "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
     i, j = a, b = _indices(self.n_nodes, i, j)
-    levels, up, W = (o.to(i.device) for o in (self.levels, self.parent, torch.from_numpy(self._heights)))
+    W = torch.from_numpy(self._heights)
+    if i.device.type == 'mps': W = W.float() # Apple GPUs have no double precision
+    levels, up, W = (o.to(i.device) for o in (self.levels, self.parent, W))
     for l in range(self.depth, 0, -1):
         apart = a != b
         a, b = (torch.where(apart & (levels[x] == l), up[x], x) for x in (a, b))
@@ -431,9 +433,12 @@ class CostMatrix(Costs):
         names=None, # the classes; by default those of the DataFrame, or numbers
         warn=True,  # if the costs are not a metric
     ):
-        if names is None and isinstance(D, pd.DataFrame):
-            rows, names = list(D.index), list(D.columns)
-            if rows != names: fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(names)}')
+        if isinstance(D, pd.DataFrame):
+            rows, columns = list(D.index), list(D.columns)
+            if names is None and rows != columns:
+                fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
+            if names is None: names = columns
+            elif rows == columns and {*rows} == {*names}: D = D.loc[[*names], [*names]]
         self.D = _tensor(D)
         self.leaves = unique_names(range(len(self.D) if self.D.ndim else 0) if names is None else names)
         _check_costs(self.D, self.leaves)
@@ -442,7 +447,7 @@ class CostMatrix(Costs):
     def __getitem__(self, i): return self.D[i]
     def __repr__(self): return f'CostMatrix: {len(self)} classes, {quoted(self.leaves, 3)}'
     @property
-    def _state(self): return self.leaves, self.D.tolist()
+    def _state(self): return self.leaves, self.D.float().tolist() # the precision of files
     @property
     def shape(self):
         "Shape of the matrix"

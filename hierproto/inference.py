@@ -151,7 +151,7 @@ def class_path(
     "The answer of `rule` with all groups that contain it, and their probabilities; a list of them for (B, K)"
     if scores.ndim == 1: return class_path(scores[None], h, rule, vocab, probs)[0]
     h = align_costs(h, vocab)
-    p = as_probs(scores, probs)
+    p = as_probs(scores, probs).cpu()
     P = subtree_probs(p, h, probs=True)
     return [_path(h, node, q) for node,q in zip(_rule(rule, h)(p.log()).tolist(), P)]
 

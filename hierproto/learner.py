@@ -36,7 +36,7 @@ class Method:
     source: str = '' # where it comes from
     tree: bool = False # does it need a tree?
     rule: callable = None # from costs to a decision rule; by default the largest score wins
-    guided: bool = False # does `lam` apply?
+    guided: bool = False # is there a guide, so that the `lam` of a recipe applies?
     protos: bool = False # do `proto_lr` and `proto_wd` apply?
     params: dict = field(default_factory=dict) # those that differ from the defaults of `make`
 
@@ -210,7 +210,8 @@ def hier_learner(
     head,loss,own = meth(h, m, **mine, **kwargs) # refuses what is left over
     pretrained = pretrained and weights is None and has_weights(f)
     model = _model(f, head, m, x, pretrained, weights, **of_body)
-    if normalize and (pretrained or weights is not None or isinstance(f, nn.Module)): add_norm(dls, preprocessing(f))
+    published = pretrained or weights is not None or isinstance(f, nn.Module)
+    if normalize and published: add_norm(dls, preprocessing(model[0] if isinstance(f, str) else f))
     usual = dict(loss_func=loss, metrics=hier_metrics(h, ignore_index=getattr(loss, 'ignore_index', None)),
                  splitter=partial(_split, split=model_meta.get(f, {}).get('split', default_split)))
     cbs = [*own, *_callbacks(meth, flat, proto_lr, proto_wd), *L(cbs)]
@@ -271,7 +272,7 @@ def from_learner(cls:HierInterpretation,
     use = act if rule is None else noop # a rule decides from scores
     scores,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=use)
     if rule is not None: decoded = rule(scores)
-    targs = targs.as_subclass(Tensor)
+    targs = targs.as_subclass(Tensor).long()
     if targs.shape[1:]==(1,): targs = targs[:,0] # tables
     return cls(learn, dl, losses, act, D, targs, decoded.as_subclass(Tensor))
 
@@ -288,7 +289,7 @@ def _axis(D, order, names, most=40):
     if len(names)<=most or not isinstance(D, Hierarchy): return range(len(names)),[str(names[i]) for i in order]
     at = [D.ancestors(l)[order] for l in range(D.depth) if len(D.ancestors(l).unique())<=most][-1]
     groups = at.unique_consecutive().tolist()
-    return [(at==g).nonzero().float().mean().item() for g in groups],[D.nodes[g][-1] for g in groups]
+    return [(at==g).nonzero().float().mean().item() for g in groups],[''.join(D.nodes[g][-1:]) for g in groups]
 
 # %% ../nbs/10_learner.ipynb #50fd6f61
 @patch
@@ -297,7 +298,8 @@ def _draw_counts(self:HierInterpretation, ax, cm, size):
     i,j = cm.nonzero()
     if len(cm)>20:
         i,j = i[i!=j],j[i!=j]
-        ax.scatter(j, i, c='k', marker='s', linewidths=0, s=(50*size/len(cm))**2*np.sqrt(cm[i,j]/cm[i,j].max()))
+        sizes = (50*size/len(cm))**2*np.sqrt(cm[i,j]/cm[i,j].max(initial=1))
+        ax.scatter(j, i, c='k', marker='s', linewidths=0, s=sizes)
     else:
         for a,b in zip(i, j):
             style = dict(color='grey') if a==b else dict(color='k', weight='bold')

@@ -327,7 +327,9 @@ def hier_report(scores, targets, h, names='all', k=5, ignore_index=None, vocab=N
     "Metrics `names` of `scores` for `targets` under `h`; `k`, `ignore_index`, `vocab` as in the metrics themselves"
     b = Batch(scores, targets, ignore_index)
     ms = hier_metrics(align_costs(h, vocab), names, k)
-    if not b.soft: ms = [m for m in ms if not m.name.startswith(('hier_dist','calibration'))]
+    need = [m for m in ms if not b.soft and m.name.startswith(('hier_dist_at_','calibration_error'))]
+    if need and names != 'all': raise HierarchyError(f'{need[0].name} needs scores, not labels')
+    ms = [m for m in ms if m not in need]
     return {m.name: m.final(m.sums(b, m.reader.classes)).item() for m in ms}
 
 # %% ../nbs/05_metrics.ipynb #be715b42

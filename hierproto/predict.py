@@ -60,16 +60,12 @@ def _answered(p, given, rule, bs, bad):
         yield [part[i] for i in good],scores,rule(scores)
 
 # %% ../nbs/48_predict.ipynb #e84048ff
-def _answer_names(h):
-    "The names of all answers: classes, then groups"
-    return [*h.leaves, *('/'.join(o) or '/' for o in getattr(h, 'nodes', [])[len(h):])]
-
 def _probs(scores): return scores.double().softmax(1).round(decimals=6).tolist()
 
 # %% ../nbs/48_predict.ipynb #78b631e7
 def _csv_rows(p, batches, targets):
     "Yields the rows of a table, the header first"
-    names = _answer_names(p.h)
+    names = answer_names(p.h)
     yield ['file', *['target']*targets, 'prediction', *p.h.leaves]
     for part,scores,answers in batches:
         for (f,t),a,q in zip(part, answers.tolist(), _probs(scores)): yield [str(f), *[t or '']*targets, names[a], *q]
@@ -77,7 +73,7 @@ def _csv_rows(p, batches, targets):
 # %% ../nbs/48_predict.ipynb #5d14ec23
 def _records(p, batches):
     "Yields a dict per picture: file, target, prediction, path and probabilities"
-    names = _answer_names(p.h)
+    names = answer_names(p.h)
     for part,scores,answers in batches:
         for (f,t),a,q,path in zip(part, answers.tolist(), _probs(scores), p.paths(scores, lambda _: answers)):
             pairs = [dict(name=n, probability=round(o, 6)) for n,o in path]

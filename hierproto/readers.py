@@ -180,7 +180,7 @@ def _row_weights(df, levels, paths):
     weights = {}
     for j, c in enumerate(levels):
         for where, x, path in zip(df.index, df.get(f'weight:{c}', []), paths):
-            above = tuple(map(str, path[:j+1]))
+            above = tuple(as_name(n, where) for n in path[:j+1])
             if j < len(path) and not _blank(x) and weights.setdefault(above, as_weight(x, where)) != float(x):
                 fail(f"the edge above {joined(above)} weighs {x} here and {weights[above]:g} before", where)
     return weights
@@ -335,7 +335,8 @@ def read_hierarchy(
     read = {'.csv': _read_csv_kind, '.json': _read_json}.get(Path(o).suffix.lower())
     try:
         if read: return read(Path(o))
-        if Path(o).exists(): fail('classes are read from files that end in .csv or .json', o)
+        tree = resources.files('hierproto')/'trees'/f'{o}.json'
+        if Path(o).exists() and not tree.is_file(): fail('classes are read from files that end in .csv or .json', o)
     except HierarchyError: raise
     except (OSError, ValueError) as e: fail(f'this file cannot be read: {e}', ascii(str(o)))
     return named_costs(o) if o == 'digits_chain' else Hierarchy.named(str(o))

@@ -92,8 +92,8 @@ _frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128,
                runs=10, crm=True)
 _tuned = dict(_adam, arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3, n_valid=1000,
               crm=True)
-_maps = dict(_adam, arch='pyramid', frozen='tf_efficientnet_lite0', project=False, size=120, lr=3e-3, epochs=8, bs=8,
-             runs=3, n_valid=100)
+_maps = dict(_adam, arch='pyramid', frozen='tf_efficientnet_lite0', pretrained=True, project=False, size=120, lr=3e-3,
+             epochs=8, bs=8, runs=3, n_valid=100)
 _held_out = dict(holdout=.1, runs=1)
 TIERS = dict(
     paper={},
@@ -291,8 +291,8 @@ def explain(
 ):
     "The recipe `r`, one line per setting, with the source of each value"
     source = {k: v[1] for k,v in RECIPES[r['data']].items()}
-    source.update({k: f"tier {r['tier']}" for k in _tier_of(r['data'], r['tier'])})
     if r['fraction']<1: source.update({k: v[1] for k,v in _LITTLE.items()})
+    source.update({k: f"tier {r['tier']}" for k in _tier_of(r['data'], r['tier'])})
     source.update(dict.fromkeys(overridden(r), 'override'))
     return '\n'.join(f'{k:<10} {str(v):<24} {source.get(k, "")}'.rstrip() for k,v in r.items())
 
@@ -353,7 +353,7 @@ def sweep_recipes(
     _check_value('seeds', seeds or 0, int, ge=0)
     base = {**_value(RECIPES[data]), **_tier_of(data, kwargs.get('tier', 'paper'))}
     return [resolve(data, m, fraction=f, **_repeat(data, base['repeat'], i), **{**kwargs, **o})
-            for i in range(seeds or base['runs']) for f in fractions
+            for i in range(seeds or kwargs.get('runs') or base['runs']) for f in fractions
             for m,o in parse_methods(methods, base.get('without', ()))]
 
 # %% ../nbs/50_recipes.ipynb #355a3330

@@ -98,11 +98,11 @@ def _paired(a, b, metric):
     return (both[metric]-both[f'{metric}_b']).to_numpy()
 
 # %% ../nbs/54_report.ipynb #83fc075f
-def _differences(xs, d):
+def _differences(xs, d, ratio=0.):
     "Mean of each array of differences with its interval; a star if Holm's p is below 5%"
     res = [f'{np.mean(x):+.{d}f}' if len(x) else '' for x in xs]
     several = [i for i,x in enumerate(xs) if len(x)>1]
-    ts = [t_interval(xs[i]) for i in several]
+    ts = [t_interval(xs[i], ratio) for i in several]
     for i,(_,low,high,_),p in zip(several, ts, holm([t[3] for t in ts])):
         res[i] += f' [{low:+.{d}f}, {high:+.{d}f}]'+('*' if p<.05 else '')
     return res
@@ -133,11 +133,11 @@ def _bold(column, values):
     return [f'**{s}**' if v==np.nanmin([*values, np.inf]) else s for s,v in zip(column, values)]
 
 # %% ../nbs/54_report.ipynb #7516b7b3
-def _columns(rows, ref, m, name, d, how):
+def _columns(rows, ref, m, name, d, how, ratio):
     "Columns of the metric `m`: level, and difference to the rows `ref`"
     xs = [o[m] if len(o) else pd.Series(dtype=float) for o in rows.values()]
     best = [np.round(getattr(x, how)(), d) for x in xs]
-    diffs = _differences([_paired(o, ref, m) if o is not ref else [] for o in rows.values()], d)
+    diffs = _differences([_paired(o, ref, m) if o is not ref else [] for o in rows.values()], d, ratio)
     return {name: _bold([_spread(x, how, d) for x in xs], best), f'{name}, difference': diffs}
 
 # %% ../nbs/54_report.ipynb #dff80022
@@ -153,10 +153,11 @@ def results_table(
     rows = {o: pick(df, o, base=base) for o in lines or PAPER[table].index}
     reference = 'cross_entropy' if table=='results' else 'gp_disto'
     ref = rows.get(reference, pick(df, reference, base=base))
+    ratio = (df.n_test/df.n_train).mean() if len(df) and RECIPES[data]['repeat'][0]=='fold' else 0. # folds share data
     res = {'runs': [len(o) for o in rows.values()]}
     sign,column = ('','{}, paper') if table=='results' else ('+','{}, difference, paper')
     for m,name,d in _METRICS:
-        res.update(_columns(rows, ref, m, name, d, how))
+        res.update(_columns(rows, ref, m, name, d, how, ratio))
         theirs = [paper[m].get(o, np.nan) for o in rows]
         res[column.format(name)] = _bold(['–' if np.isnan(o) else f'{o:{sign}.{d}f}' for o in theirs], theirs)
     return pd.DataFrame(res, index=pd.Index(map(title, rows), name=f'{data}, {how}; difference to {title(reference)}'))

@@ -58,6 +58,9 @@ def add_row(
         end = text.rfind(b'\n')+1
         f.truncate(end) # a torn last line
         if header: columns = header.split(',')
+        new = [k for k in row if k not in columns]
+        if new: raise ValueError(f"{path} has no column for {', '.join(new)}: its runs had other settings, "
+                                 "use another folder")
         df = pd.DataFrame([row]).reindex(columns=columns)
         data = df.to_csv(index=False, header=not header, lineterminator='\n').encode()
         if (f.write(data) or 0) < len(data):

@@ -11,6 +11,7 @@ import numpy as np, pandas as pd, torch
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from pkgutil import resolve_name
 from fastcore.all import *
 from fastai.basics import *
 from fastai.callback.fp16 import MixedPrecision
@@ -30,11 +31,6 @@ from .rows import *
 from .recipes import *
 
 # %% ../nbs/51_runs.ipynb #1470dc2f
-def _named(o):
-    "The object `o`, given as 'module:object'"
-    mod,name = o.split(':')
-    return getattr(importlib.import_module(mod), name)
-
 def _accepted(f, **kwargs):
     "Those of `kwargs` that are arguments of `f`"
     return {k: v for k,v in kwargs.items() if k in inspect.signature(f).parameters}
@@ -62,7 +58,7 @@ def _load_data(r, f, **kwargs):
     "Loaders and hierarchy from the real data, or from a toy in tier smoke"
     toy = r['tier']=='smoke' and r['data'] in TOYS
     here = dict(mnist='mnist_here', cifar100='cifar100_here').get(r['data'])
-    missing = toy and here and not _named(f"hierproto.data.{r['data']}:{here}")() # would be downloaded
+    missing = toy and here and not resolve_name(f"hierproto.data.{r['data']}:{here}")() # would be downloaded
     try:
         if not missing: return f(**kwargs)
     except FileNotFoundError:
@@ -73,7 +69,7 @@ def _load_data(r, f, **kwargs):
 @lru_cache
 def _features(data, arch, size):
     "Features of the training and test set of `data`: pairs `x, y`, names of the classes, digest"
-    folder = _named(f'hierproto.data.{data}:{data}_folder')()
+    folder = resolve_name(f'hierproto.data.{data}:{data}_folder')()
     dls = features(folder, arch, size=size, flip=True)
     return *[(o.dataset.x, o.dataset.y) for o in dls.loaders], list(dls.vocab), dls.features['key']
 
@@ -93,7 +89,7 @@ _ASKED = 'bs fold size min_samples num_workers holdout protocol normalize augmen
 
 def _pictures(r):
     "`dls, hierarchy` of a run on the data itself"
-    f = _named(f"hierproto.data.{r['data']}:{r['data']}")
+    f = resolve_name(f"hierproto.data.{r['data']}:{r['data']}")
     args = _accepted(f, **{k: r[k] for k in _ASKED if k in r})
     prep = preprocessing(r['arch'])
     if prep: args.update(_accepted(f, stats=(prep['mean'], prep['std'])))
@@ -276,6 +272,7 @@ def load(self:_Checkpoint):
         raise RecipeError(f'{self.path} is damaged ({type(e).__name__}): remove it to start the run again') from None
     self.rng,self.state = self.later['rng'][rank_distrib()],{k: self.later[k] for k in self.state}
     self.learn.model.load_state_dict(self.later['model'])
+    self.learn.model.to(ifnone(self.dls.device, default_device())) # the state of the optimiser goes where the model is
     self.learn.opt.load_state_dict(self.later['opt'])
     return self.state['epoch']
 
@@ -387,7 +384,7 @@ def extra(
 # %% ../nbs/51_runs.ipynb #b8a9c70d
 def _tensorboard(folder):
     extra('tensorboard', 'log')
-    class Board(_named('fastai.callback.tensorboard:TensorBoardCallback')):
+    class Board(resolve_name('fastai.callback.tensorboard:TensorBoardCallback')):
         def after_batch(self):
             if not self.training: return
             self.writer.add_scalar('train_loss', self.smooth_loss, self.train_iter)
@@ -406,7 +403,7 @@ def _logged(log, r, out):
     else:
         Path(out).mkdir(parents=True, exist_ok=True)
         with extra('wandb', 'log').init(project='hierproto', name=r['run_id'], config=r, dir=str(out)):
-            yield [_named('fastai.callback.wandb:WandbCallback')(log_preds=False, log_model=False)]
+            yield [resolve_name('fastai.callback.wandb:WandbCallback')(log_preds=False, log_model=False)]
 
 # %% ../nbs/51_runs.ipynb #ae13981c
 @contextmanager

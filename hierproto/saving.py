@@ -240,7 +240,7 @@ def scores(self:Predictor,
     bs=64 # pictures at a time
 ):
     "Scores (N, K) of `images`, on the CPU"
-    if is_listy(images) and len(images)>bs: return torch.cat([self.scores(o) for o in chunked(images, bs)])
+    if is_listy(images) and len(images)>bs: return torch.cat([self.scores(o, bs) for o in chunked(images, bs)])
     return self.model(self.norm(self.batch(images))).cpu()
 
 # %% ../nbs/44_saving.ipynb #a2c0c15f

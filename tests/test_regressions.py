@@ -234,3 +234,160 @@ def test_a_size_that_is_too_small_for_the_network(pictures, tmp_path):
     (tmp_path/'classes.csv').write_text('class\na\nb\nc\n')
     with pytest.raises(ModelError, match='use a larger --size'):
         fit(str(pictures), str(tmp_path/'classes.csv'), str(tmp_path/'model'), arch='convnet', size=8, quiet=True)
+
+
+# --- found by reading the code ---
+def test_features_notice_changed_labels(tmp_path):
+    x,y = torch.randint(256, (1100,3,32,32), dtype=torch.uint8),torch.arange(1100)%2
+    def labels(y): return features(tensor_dls((x,y), (x[:4],y[:4]), ['a','b']), 'convnet', pretrained=False, weights=None, size=32, file=tmp_path/'f.safetensors', progress=False).train_ds.y
+    set_seed(0); first = labels(y)
+    other = y.clone(); other[400:600] = 1-other[400:600]
+    set_seed(0); assert torch.equal(labels(other), other) and not torch.equal(first, other)
+
+
+def test_a_group_with_the_name_of_a_class(tmp_path):
+    from hierproto.audit import answer_names, read_predictions
+    h = Hierarchy.from_paths([('fox','fox'), ('fox','arctic fox'), ('dog','dog')])
+    names = answer_names(h)
+    assert sorted(names[3:])==['/','dog/','fox/']
+    (tmp_path/'p.csv').write_text('target,prediction\nfox,fox/\nfox,fox\n')
+    p = read_predictions(tmp_path/'p.csv', h)
+    assert p.preds.tolist()==[names.index('fox/'),0] and p.wrong.tolist()==[True,False]
+
+
+def test_constant_columns_stay_constant():
+    g = np.random.default_rng(0)
+    X,y = g.normal(size=(90,2)),np.arange(90)%3
+    X = np.c_[X+y[:,None]*3, np.full(90, .1)]
+    m = HierarchicalClassifier(epochs=20, random_state=0).fit(X, y)
+    assert (m.predict(X+[0,0,1e-9])==m.predict(X)).all()
+
+
+def test_floats_for_bytes():
+    ds = tensor_dls((torch.zeros(4,1,2,2, dtype=torch.uint8), torch.zeros(4).long()), (torch.zeros(2,1,2,2, dtype=torch.uint8), torch.zeros(2).long()), ['a'], bs=2).train_ds
+    assert ds.new([torch.full((1,2,2), .5)]).x.tolist()==[[[[128,128],[128,128]]]]
+
+
+def test_pictures_of_16_bits_are_left_out(pictures, tmp_path):
+    Image.fromarray(np.full((40,40), 40000, dtype=np.uint16)).save(pictures/'a'/'deep.png')
+    with pytest.warns(UserWarning, match='deep.png'):
+        dls = features(pictures, 'convnet', pretrained=False, size=32, file=tmp_path/'f.safetensors', progress=False)
+    assert sum(len(o.dataset) for o in dls.loaders)==18
+
+
+def test_rows_with_other_columns_are_refused(tmp_path):
+    from hierproto.rows import add_row, read_rows
+    add_row(tmp_path/'r.csv', dict(run_id='a', er=.1), ['run_id','er'])
+    with pytest.raises(ValueError, match='no column for er_crm'): add_row(tmp_path/'r.csv', dict(run_id='b', er=.1, er_crm=.2), ['run_id','er'])
+    assert len(read_rows(tmp_path/'r.csv'))==1
+
+
+def test_little_data_keeps_pretrained_features():
+    from hierproto.recipes import explain, resolve, sweep_recipes
+    r = resolve('nyudv2', 'gp_disto', 'features', fraction=.1)
+    assert r['pretrained'] and 'pretrained True                     tier features' in explain(r)
+    assert len(sweep_recipes('digits', 'learnt', tier='cpu', runs=2))==2
+
+
+def test_no_cell_becomes_a_formula():
+    from hierproto.audit import _cell
+    assert [_cell(o) for o in ("-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', '-', '=1')]==["'-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', "'-", "'=1"]
+
+
+def test_a_comparison_with_few_images_per_class():
+    y = torch.arange(50)%10
+    state = torch.get_rng_state()
+    res = compare(Pool(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), y, list('abcdefghij')), Hierarchy.from_paths([*'abcdefghij']), ['learnt'], seeds=1, epochs=1, progress=False)
+    assert len(res.rows)==4 and torch.equal(torch.get_rng_state(), state)
+
+
+def test_no_cost_is_no_evidence():
+    from hierproto.compare import t_interval
+    assert t_interval([np.inf, np.inf, np.inf])[3]==1
+
+
+def test_force_leaves_other_checkpoints(pictures, tmp_path):
+    (tmp_path/'classes.csv').write_text('class\na\nb\nc\n')
+    (tmp_path/'model').mkdir()
+    (tmp_path/'model'/'mine.ckpt').write_text('mine')
+    fit(str(pictures), str(tmp_path/'classes.csv'), str(tmp_path/'model'), epochs=1, arch='convnet', size=32, quiet=True, force=True)
+    assert [f.name for f in (tmp_path/'model').glob('*.ckpt')]==['mine.ckpt']
+
+
+def test_confusions_of_labels_in_bytes():
+    x,y = torch.eye(20).repeat(10, 1),(torch.arange(200)%20).to(torch.uint8)
+    dls = tensor_dls((x,y), (x,y), [f'c{k:02}' for k in range(20)], bs=50)
+    learn = hier_learner(dls, torch.nn.Identity(), Hierarchy.from_paths([f'c{k:02}' for k in range(20)]), 'cross_entropy', m=20, pretrained=False)
+    with torch.no_grad(): learn.model[0][-1].weight.copy_(torch.eye(20)), learn.model[0][-1].bias.zero_(), learn.model[1].weight.copy_(torch.eye(20)), learn.model[1].bias.zero_()
+    with learn.no_bar(): assert HierInterpretation.from_learner(learn).confusion_matrix().trace()==200
+
+
+def test_rates_of_prototypes_end_with_their_training():
+    dls = tensor_dls((torch.randn(8, 4), torch.arange(8)%4), (torch.randn(8, 4), torch.arange(8)%4), [*'abcd'], bs=8)
+    learn = proto_learner(dls, torch.nn.Identity(), Hierarchy.from_paths([*'abcd']), m=4, pretrained=False)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 0., cbs=ProtoRates(wd=0.))
+    assert 'do_wd' not in learn.opt.state[learn.model[1].protos]
+
+
+def test_plots_of_prototypes_follow_the_vocabulary():
+    from hierproto.callbacks import PrototypePlot
+    dls = tensor_dls((torch.randn(6, 2), torch.arange(6)%3), (torch.randn(6, 2), torch.arange(6)%3), ['a','b','c'], bs=3)
+    h = Hierarchy.from_paths([('y','c'), ('x','b'), ('x','a')])
+    learn = proto_learner(dls, torch.nn.Identity(), h, m=2, pretrained=False, cbs=PrototypePlot(h=h))
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    assert learn.prototype_plot.h.leaves==['a','b','c']
+
+
+def test_a_head_that_is_named_is_used():
+    dls = tensor_dls((torch.randn(6, 2), torch.arange(6)%3), (torch.randn(6, 2), torch.arange(6)%3), ['a','b','c'], bs=3)
+    h = Hierarchy.from_paths([*'abc'])
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one,self.other = PrototypeHead(2, h),PrototypeHead(2, h)
+        def forward(self, x): return self.one(x)+self.other(x)
+    from fastai.learner import Learner
+    model = Two()
+    learn = Learner(dls, model, DataLoss(), cbs=MetricGuide(h, head=model.other))
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    assert learn.metric_guide.found is model.other
+
+
+def test_cost_matrices_from_frames_and_doubles():
+    df = pd.DataFrame([[0,1,2],[1,0,3],[2,3,0.]], list('abc'), list('abc'))
+    assert CostMatrix(df, ['c','b','a'], warn=False).D[0].tolist()==[0,3,2]
+    assert CostMatrix(df, ['x','y','z'], warn=False).D[0].tolist()==[0,1,2]
+    D = CostMatrix(torch.tensor([[0,.1],[.1,0]], dtype=torch.float64), ['a','b'])
+    assert D==CostMatrix(torch.tensor([[0,.1],[.1,0]]), ['a','b'])
+
+
+def test_weights_that_contradict_each_other():
+    df = pd.DataFrame({'g': ['a ','a'], 'c': ['x','y'], 'weight:g': [2,3]})
+    with pytest.raises(ValueError, match='weighs 3 here and 2 before'): Hierarchy.from_csv(df)
+
+
+def test_metrics_that_need_scores():
+    h = Hierarchy.from_paths([*'abc'])
+    y = torch.tensor([0,1,2])
+    with pytest.raises(ValueError, match='needs scores'): hier_report(y, y, h, ['hier_dist_at_k'])
+    tree = Hierarchy.from_paths([('g','a'), ('g','b'), ('k','c')], level_names=['calibration','class'])
+    assert 'calibration_accuracy' in hier_report(y, y, tree)
+
+
+def test_a_folder_with_the_name_of_a_tree(tmp_path, monkeypatch):
+    from hierproto.readers import read_hierarchy
+    (tmp_path/'cifar100').mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert len(read_hierarchy('cifar100'))==100
+
+
+def test_networks_with_channels_last_maps():
+    from hierproto.body import embedder
+    body = embedder('swin_tiny_patch4_window7_224', 4)
+    assert body(torch.zeros(2, 3, 224, 224)).shape==(2,4)
+
+
+def test_empty_input():
+    h = Hierarchy.from_paths([('g','a'), ('g','b'), ('k','c')])
+    assert PrototypeHead(4, h)(torch.zeros(0, 4, 5, 6)).shape==(0,3,5,6)
+    assert h.pair_costs([], []).tolist()==[]

@@ -186,7 +186,7 @@ def adapt(nb):
 def local_link(target, pages):
     "The page and anchor for a link `target` of a notebook; `pages` is a dict from notebook to (page, anchors)"
     path, _, a = target.removeprefix(site['site-url'] + '/').partition('#')
-    known = {n: v for n, v in pages.items()} | {f'{p}.html': (p, ids) for p, ids in pages.values()}
+    known = pages | {f'{p}.html': (p, ids) for p, ids in pages.values()}
     if path not in known: return target
     page, ids = known[path]
     a = a.lower()
@@ -286,7 +286,7 @@ def sphinx_docs(out):
 def fingerprint():
     "A hash of everything that the site depends on"
     found = (p for d in ('nbs', 'hierproto', 'tools') for p in sorted((root/d).rglob('*')))
-    files = [root/'_quarto.yml', root/'settings.ini', *(p for p in found if p.suffix in ('.ipynb', '.py', '.png', '.svg', '.jpg', '.css'))]
+    files = [root/'_quarto.yml', root/'settings.ini', *(p for p in found if p.suffix in ('.ipynb', '.py', '.png', '.svg', '.jpg', '.gif', '.css'))]
     return hashlib.sha256(b''.join(str(p.relative_to(root)).encode() + p.read_bytes() for p in files)).hexdigest()
 
 def quarto_docs(out):

@@ -73,7 +73,8 @@ def attend(self:_TemporalAttention, u, date_mask):
     q = self.master(q).unflatten(-1, (self.n_head, self.d_k))
     k = self.key(u).unflatten(-1, (self.n_head, self.d_k))
     score = torch.einsum('bhd,bthd->bht', q, k)/self.d_k**.5
-    return score.masked_fill(~date_mask[:,None], -torch.inf).softmax(-1)
+    # finite, so that a parcel without dates does not become NaN
+    return score.masked_fill(~date_mask[:,None], torch.finfo(score.dtype).min).softmax(-1)
 
 # %% ../../nbs/33_backbones.psetae.ipynb #f0f62d71
 @patch

@@ -20,10 +20,9 @@ class NCMHead(PrototypeHead):
         n_classes, # number of classes, or a `Hierarchy`
         distance='squared' # as in the paper
     ):
-        K = n_classes if isinstance(n_classes, int) else len(n_classes)
-        super().__init__(m, K, distance=distance, init=torch.zeros(K, m), learn=False)
-        self.register_buffer('sums', torch.zeros(K, m))
-        self.register_buffer('counts', torch.zeros(K, dtype=torch.long))
+        super().__init__(m, n_classes, distance=distance, init=torch.zeros, learn=False, hidden=False)
+        self.register_buffer('sums', torch.zeros_like(self.protos))
+        self.register_buffer('counts', torch.zeros(self.n_classes, dtype=torch.long))
 
     @property
     def seen(self): return self.counts > 0

@@ -63,7 +63,7 @@ def sphere_protos(
 ):
     "Unit vectors `(K, m)` that make `sphere_guide` small"
     D,settings = costs_for(D, len(D)),(m, sep, n, n_steps, lr, seed)
-    key = hashlib.sha1(D.cpu().numpy()).digest(),D.device,*settings
+    key = hashlib.sha1(D.cpu().contiguous().numpy()).digest(),D.device,*settings
     if key not in _placed: _placed[key] = _place(D, *settings, progress)
     return _placed[key].clone()
 

@@ -53,7 +53,7 @@ def _cifar100_tensors(
         (x,y,vocab),(xt,yt,vt) = [_read_class_folders(path/o) for o in ('train','test')]
         if vocab!=vt: raise ValueError(f'train and test differ in classes: {sorted(set(vocab)^set(vt))}')
         return dict(train=(x,y), test=(xt,yt), vocab=vocab)
-    o = cached(cache_path('cifar100', 'v1', str(path)), read)
+    o = cached(cache_path('cifar100', 'v1', str(path), file_stamp(path)), read)
     return o['train'], o['test'], o['vocab']
 
 # %% ../../nbs/23_data.cifar100.ipynb #069742f9

@@ -100,7 +100,7 @@ def _tensors(source=None, size=None):
     "NYUDv2 as `(x, y), (x, y)`: to train and to test"
     path = _source(source).resolve()
     read = _read_mat if path.is_file() else _read_frames
-    ids,x,y = cached(cache_path('nyudv2', 'v1', str(path), size), lambda: list(read(path, size)))
+    ids,x,y = cached(cache_path('nyudv2', 'v1', str(path), file_stamp(path), size), lambda: list(read(path, size)))
     if len(ids)<1449: warnings.warn(f'{path.name} has {len(ids)} of the 1449 frames')
     parts = [[ids.index(k) for k in o if k in set(ids)] for o in official_split()]
     return [(x[i],y[i]) for i in parts]
@@ -238,7 +238,8 @@ def nyudv2(
     vocab,size = list(_facts()['classes']),(size, size*4//3) if isinstance(size, int) else size
     (x,y),test = parts = _tensors(source, size)
     if frozen:
-        file = cache_path('nyudv2_features', str(_source(source).resolve()), size, frozen, pretrained)
+        path = _source(source).resolve()
+        file = cache_path('nyudv2_features', str(path), file_stamp(path), size, frozen, pretrained)
         x,x_test,digest = cached(file, lambda: _features(parts, _frozen_net(frozen, pretrained)))
         x,test = x if augment else x[:,:1],(x_test,test[1])
     if holdout: (x,y),test = _hold_out(x, y, holdout)
