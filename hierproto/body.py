@@ -238,6 +238,14 @@ def _torchvision_prep(name):
     t = torchvision.models.get_model_weights(name).DEFAULT.transforms()
     return dict(mean=tuple(t.mean), std=tuple(t.std), size=t.crop_size[0], interpolation=t.interpolation.value)
 
+def _named_prep(name):
+    "Preprocessing of the network `name` of torchvision or timm; None for others"
+    if name in _torchvision_names(): return _torchvision_prep(name)
+    if not _is_timm(name): return None
+    import timm
+    cfg = timm.get_pretrained_cfg(name.removeprefix('timm/'))
+    return cfg and _timm_prep(cfg.to_dict())
+
 # %% ../nbs/08_body.ipynb #be3eeca1
 def preprocessing(
     body # an `embedder`, a network, a function or a name
@@ -250,12 +258,7 @@ def preprocessing(
         body = body.arch
     arch = arch_func(body)
     name = arch if isinstance(arch, str) else getattr(getattr(arch, 'func', arch), '__name__', '')
-    name = dict(resnet18_224='resnet18').get(name, name)
-    if name in _torchvision_names(): return _torchvision_prep(name)
-    if not _is_timm(name): return None
-    import timm
-    cfg = timm.get_pretrained_cfg(name.removeprefix('timm/'))
-    return cfg and _timm_prep(cfg.to_dict())
+    return _named_prep(dict(resnet18_224='resnet18').get(name, name))
 
 # %% ../nbs/08_body.ipynb #a1e59028
 def embedder(

@@ -78,8 +78,7 @@ def start(self:MetricGuide):
         "The optimizer is older than the prototypes: pass `reset_opt=True` to the first `fit`")
     if getattr(head, 'n_classes', len(D))!=len(D): raise HierarchyError(
         f"The head scores {head.n_classes} classes, the costs have {len(D)}: pass `n_classes={len(D)}` to the head")
-    # a new scale per training, also after `lr_find`
-    if self.own_scale: self.guide.keywords['scale'] = RunningScale().to(head.protos.device)
+    if self.own_scale: self.guide.keywords['scale'] = RunningScale().to(head.protos.device) # new for each training
     self.costs = D if sampled and isinstance(D, Hierarchy) else costs_for(D, len(head.protos)).to(head.protos.device)
     self.rows,self.new = [],[]
 

@@ -82,6 +82,7 @@ def _split(y, share, seed=0):
     parts = train_test_split(np.arange(len(y)), test_size=n, random_state=seed, stratify=y)
     return [torch.as_tensor(o) for o in parts]
 
+# %% ../nbs/47_compare.ipynb #2305fd1d
 def _check_runs(names, rules, seeds):
     if seeds<1: raise ValueError(f'seeds must be >= 1, got {seeds}')
     for o in rules:
@@ -364,6 +365,7 @@ def winner(self:Comparison):
 # %% ../nbs/47_compare.ipynb #d4409717
 def _name(m, r): return f'{m} with {r}' if r!='argmax' else m
 
+# %% ../nbs/47_compare.ipynb #5587c916
 @patch
 def advice(self:Comparison):
     "Which method to use, as a sentence"

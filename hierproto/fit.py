@@ -236,12 +236,14 @@ def _describe(data, o):
             f"{o.method} on {o.arch}, {o.size}x{o.size} pixels{kind}, "
             f"{o.epochs:,} epoch{'s'*(o.epochs>1)} from {start}")
 
+# %% ../nbs/46_fit.ipynb #b7f95d62
 def _digest(data, folder):
     "Hash of the pictures of `data`: places below `folder`, sizes and times of the files, labels and division"
     t = data.table
     files = [(os.path.relpath(f, folder), o.st_size, o.st_mtime_ns) for f in t.file for o in [os.stat(f)]]
     return hashlib.sha1(repr([*zip(files, t.label, t.valid)]).encode()).hexdigest()
 
+# %% ../nbs/46_fit.ipynb #32f9f8c5
 def _train(data, o):
     "A Learner, trained with the options `o`"
     set_seed(o.seed)

@@ -425,6 +425,15 @@ def _tensor(D):
         with np.errstate(over='ignore'): return torch.from_numpy(np.asarray(D).astype(np.float32, casting='same_kind'))
     except (TypeError, ValueError, OverflowError) as e: fail(f'this is not a cost matrix: {e}')
 
+# %% ../nbs/00_hierarchy.ipynb #0e4b3a97
+def _from_frame(D, names=None):
+    "The DataFrame `D` in the order of `names`, and the names"
+    rows, columns = list(D.index), list(D.columns)
+    if names is None and rows != columns:
+        fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
+    if names is not None and rows == columns and {*rows} == {*names}: D = D.loc[[*names], [*names]]
+    return D, columns if names is None else names
+
 # %% ../nbs/00_hierarchy.ipynb #2b22c560
 class CostMatrix(Costs):
     "Costs `D[predicted, true]` with the names of the classes"
@@ -433,12 +442,7 @@ class CostMatrix(Costs):
         names=None, # the classes; by default those of the DataFrame, or numbers
         warn=True,  # if the costs are not a metric
     ):
-        if isinstance(D, pd.DataFrame):
-            rows, columns = list(D.index), list(D.columns)
-            if names is None and rows != columns:
-                fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
-            if names is None: names = columns
-            elif rows == columns and {*rows} == {*names}: D = D.loc[[*names], [*names]]
+        if isinstance(D, pd.DataFrame): D, names = _from_frame(D, names)
         self.D = _tensor(D)
         self.leaves = unique_names(range(len(self.D) if self.D.ndim else 0) if names is None else names)
         _check_costs(self.D, self.leaves)

@@ -175,6 +175,7 @@ def _decode(rule, preds):
         warnings.simplefilter('ignore') # `as_probs` reports probabilities
         return rule(as_probs(preds).log())
 
+# %% ../nbs/10_learner.ipynb #3ec87fef
 def use_rule(
     learn, # a `Learner`
     rule   # scores to numbers of classes: `CRM`, or `argmax_rule`

@@ -140,15 +140,22 @@ def check_labels(targets, K, ignore_index=-100):
 # fastai's tensor types cannot be mixed in every function
 def _plain(t): return t if type(t) is torch.Tensor else t.as_subclass(torch.Tensor)
 
+def _as_floats(scores):
+    "Plain `scores`, at least in single precision: half precision is not enough for a loss"
+    return _plain(scores).to(torch.promote_types(scores.dtype, torch.float32))
+
+def _as_labels(targets, scores):
+    "Plain `targets` as integers; tables have targets (B, 1)"
+    targets = _plain(targets).long()
+    return targets.squeeze(1) if targets.ndim == scores.ndim == 2 else targets
+
 # %% ../nbs/04_prototypes.ipynb #94c38947
 @patch
 def forward(self:DataLoss, scores, targets,
     n_classes=None # number of classes, if not that of `scores`
 ):
     "The loss of `scores` for `targets`"
-    scores, targets, n = _plain(scores), _plain(targets).long(), n_classes or scores.shape[1]
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) # half precision is not enough
-    if targets.ndim == scores.ndim == 2: targets = targets.squeeze(1) # tables have targets (B, 1)
+    scores, targets, n = _as_floats(scores), _as_labels(targets, scores), n_classes or scores.shape[1]
     if self.weight is not None and len(self.weight) != n:
         raise ValueError(f'weight must have one number for each of the {n} classes, got {len(self.weight)}')
     counts = targets != self.ignore_index

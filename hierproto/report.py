@@ -133,6 +133,10 @@ def _bold(column, values):
     return [f'**{s}**' if v==np.nanmin([*values, np.inf]) else s for s,v in zip(column, values)]
 
 # %% ../nbs/54_report.ipynb #7516b7b3
+def _overlap(df, data):
+    "Test over training items where the runs are folds, which share data; else 0"
+    return (df.n_test/df.n_train).mean() if len(df) and RECIPES[data]['repeat'][0]=='fold' else 0.
+
 def _columns(rows, ref, m, name, d, how, ratio):
     "Columns of the metric `m`: level, and difference to the rows `ref`"
     xs = [o[m] if len(o) else pd.Series(dtype=float) for o in rows.values()]
@@ -153,11 +157,10 @@ def results_table(
     rows = {o: pick(df, o, base=base) for o in lines or PAPER[table].index}
     reference = 'cross_entropy' if table=='results' else 'gp_disto'
     ref = rows.get(reference, pick(df, reference, base=base))
-    ratio = (df.n_test/df.n_train).mean() if len(df) and RECIPES[data]['repeat'][0]=='fold' else 0. # folds share data
     res = {'runs': [len(o) for o in rows.values()]}
     sign,column = ('','{}, paper') if table=='results' else ('+','{}, difference, paper')
     for m,name,d in _METRICS:
-        res.update(_columns(rows, ref, m, name, d, how, ratio))
+        res.update(_columns(rows, ref, m, name, d, how, _overlap(df, data)))
         theirs = [paper[m].get(o, np.nan) for o in rows]
         res[column.format(name)] = _bold(['–' if np.isnan(o) else f'{o:{sign}.{d}f}' for o in theirs], theirs)
     return pd.DataFrame(res, index=pd.Index(map(title, rows), name=f'{data}, {how}; difference to {title(reference)}'))

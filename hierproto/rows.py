@@ -43,6 +43,13 @@ def _parse(text):
 def _id(line): return line.split(',', 1)[0]
 def _read(path): return _parse(Path(path).read_bytes() if Path(path).exists() else b'')
 
+# %% ../nbs/40_rows.ipynb #75403d94
+def _columns(path, row, columns):
+    "`columns`, or an error if they lack one of `row`"
+    new = [k for k in row if k not in columns]
+    if not new: return columns
+    raise ValueError(f"{path} has no column for {', '.join(new)}: its runs had other settings, use another folder")
+
 # %% ../nbs/40_rows.ipynb #95ec13e7
 def add_row(
     path,   # of the results file
@@ -57,10 +64,7 @@ def add_row(
         if row['run_id'] in map(_id, lines): return False
         end = text.rfind(b'\n')+1
         f.truncate(end) # a torn last line
-        if header: columns = header.split(',')
-        new = [k for k in row if k not in columns]
-        if new: raise ValueError(f"{path} has no column for {', '.join(new)}: its runs had other settings, "
-                                 "use another folder")
+        columns = _columns(path, row, header.split(',') if header else columns)
         df = pd.DataFrame([row]).reindex(columns=columns)
         data = df.to_csv(index=False, header=not header, lineterminator='\n').encode()
         if (f.write(data) or 0) < len(data):

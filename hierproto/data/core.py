@@ -192,6 +192,7 @@ def file_stamp(
     stats = [f.stat() for f in files]
     return len(stats),sum(o.st_size for o in stats),max((o.st_mtime_ns for o in stats), default=0)
 
+# %% ../../nbs/20_data.core.ipynb #249754b9
 def cache_path(name, *key):
     "File for tensors of `name`, one for each `key`"
     digest = hashlib.sha1(repr(key).encode()).hexdigest()[:12]
