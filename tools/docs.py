@@ -1,7 +1,7 @@
 """Build the docs site in _docs/, with Quarto if it is installed and with Sphinx otherwise.
 
-nbdev processes the notebooks, `polish` improves the result, and Quarto or Sphinx renders it. Both read titles and the sidebar from
-_quarto.yml and use the same page names and anchors, so links work in both."""
+nbdev processes the notebooks, `polish` improves the result, and Quarto or Sphinx renders it. Both read titles and the
+sidebar from _quarto.yml and use the same page names and anchors, so links work in both."""
 import argparse, ast, hashlib, html, io, json, os, re, runpy, shutil, subprocess, sys, tempfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -35,7 +35,9 @@ def sidebar(names=None):
     return {s['section']: [n for c in s['contents'] for n in names if fnmatch(n, c['auto'])]
             for s in site['sidebar']['contents'] if 'section' in s}
 
-def front(): "The notebooks above the sections of the sidebar"; return [s['href'] for s in site['sidebar']['contents'] if 'href' in s]
+def front():
+    "The notebooks above the sections of the sidebar"
+    return [s['href'] for s in site['sidebar']['contents'] if 'href' in s]
 
 def anchor(title):
     "The anchor that Quarto gives to a heading"
@@ -68,7 +70,7 @@ def defined_twice(name):
     return sum(k.rpartition('.')[2] == name for syms in modidx['syms'].values() for k in syms) > 1
 
 def better_link(name, url, own):
-    "The link that nbdev made for `name`: to this page if it defines the name, and none if `name` may be something else, such as `train`"
+    "The link of nbdev for `name`: to this page if it defines the name, none if it may be something else (`train`)"
     name, call = name.removesuffix('()'), name.endswith('()')
     if name in own: url = own[name][0]
     elif name not in public and (re.fullmatch('[a-z]+', name) and not call or defined_twice(name)): return f'`{name}`'
@@ -83,13 +85,15 @@ def better_source(name, url, own):
     return f"{site['repo-url']}/blob/{site['repo-branch']}/{file}#L{n}"
 
 # docstrings of Python and PyTorch, which functions without their own inherit
-borrowed = re.compile(r'\*(Call self as a function|Return (repr|len)\(self\))\.\*|\*Define the computation performed at every call\..*silently ignores them\.', re.S)
+borrowed = re.compile(r'\*(Call self as a function|Return (repr|len)\(self\))\.\*|'
+                      r'\*Define the computation performed at every call\..*silently ignores them\.', re.S)
 
 def polish_markdown(md, own):
     "Markdown that nbdev processed, with plain signatures, better links and no empty phrases"
     parts = re.split(r'(^```.*?^```)', md, flags=re.S | re.M)
     # in the documentation of a function, the name of one of its arguments means that argument
-    args = {a for s in parts[1::2] for a in re.findall(r'(?:^|[,(])\s*\**([a-z_]\w*)', re.sub('#.*', '', s), flags=re.M)}
+    signatures = [re.sub('#.*', '', s) for s in parts[1::2]]
+    args = {a for s in signatures for a in re.findall(r'(?:^|[,(])\s*\**([a-z_]\w*)', s, flags=re.M)}
     link = lambda s: auto_link.sub(lambda m: f'`{m[1]}`' if m[1] in args else better_link(m[1], m[2], own), s)
     md = ''.join(plain_signature(s) if i % 2 else link(s) for i, s in enumerate(parts))
     return borrowed.sub('', md)
@@ -111,14 +115,14 @@ def is_test(code):
     return any(isinstance(o, ast.Assert) for o in nodes) or any(re.match('test_|ExceptionExpected', o) for o in called)
 
 def fold(cell, name):
-    "Fold the code of a result, and of a test of more than three lines, below which its output stays; `#| code-fold: false` keeps it open"
+    "Fold the code, not the output, of results and of tests of more than three lines, unless `#| code-fold: false`"
     if re.search(r'^#\| *(echo|include|output|code-fold):', cell.source, re.M): return
     long_test = name[0] in '012345' and cell.source.count('\n') > 2 and is_test(cell.source)
     if name[0] in '78': cell.source = f'#| code-fold: true\n{cell.source}'
     elif long_test: cell.source = f'#| code-fold: true\n#| code-summary: "Test"\n{cell.source}'
 
 def defined(nb):
-    "The names of functions that the page of `nb` shows, each alone in its cell, so that its heading comes right before it"
+    "The names of functions that the page of `nb` shows, each alone in its cell, right below its heading"
     found = [re.findall(r'^(def|class) (\w+)', c.source, re.M) for c in nb.cells if c.cell_type == 'code']
     return {o[0][1] for o in found if len(o) == 1 and o[0][0] == 'def'}
 
@@ -128,7 +132,7 @@ def without_signature(md, shown):
     return re.sub(r'^```python\n.*?^```\n+', '', md, count=1, flags=re.S | re.M) if name and name[1] in shown else md
 
 def escape_heading(md):
-    "The documentation of a name, whose heading shows the underscores of a method such as `__call__` instead of bold text"
+    "The documentation of a name, whose heading shows the underscores of `__call__` instead of bold text"
     return re.sub(r'^#+ \S*__\S*$', lambda m: m[0].replace('_', r'\_'), md, count=1, flags=re.M)
 
 def has_image(cell): return any(k.startswith('image/') for o in cell.get('outputs', []) for k in o.get('data', {}))
@@ -139,7 +143,7 @@ def documents_private(cell, shown):
     return any(n in shown for n in re.findall(r'^#+ _[a-zA-Z]\w*\.(\w+)$', md, re.M))
 
 def polish(nb, name):
-    "Improve the notebook `name`, which nbdev processed: links, folded code, an alternative text for each figure, no signature twice"
+    "Improve the processed notebook `name`: links, folded code, an alternative text per figure, no signature twice"
     own, shown, before = own_names(_nbpath2html(Path(name)).stem), defined(nb), ''
     nb.cells = [c for c in nb.cells if not documents_private(c, shown)]
     for c in nb.cells:
@@ -155,7 +159,7 @@ def polish(nb, name):
             c.source = f'#| fig-alt: {json.dumps(first_sentence(before), ensure_ascii=False)}\n{c.source}'
 
 def show_doc_cell(cell):
-    "The documentation that nbdev made for an exported name, as a Markdown cell, so that its heading is one of the page's"
+    "The documentation of an exported name, made by nbdev, as a Markdown cell: its heading becomes one of the page's"
     md = cell.outputs[0].data['text/markdown']
     m = re.match(r'---\n\n(?:\[source\]\((.*?)\)\{.*?\}\n\n)?(.*)', md, flags=re.S)
     heading, _, rest = m[2].partition('\n\n')
@@ -163,14 +167,16 @@ def show_doc_cell(cell):
 
 def add_captions(cell, caption):
     "Put the `caption` below each figure of `cell`; the captions of myst-nb would be below its tables and texts too"
-    below = nbformat.v4.new_output('display_data', {'text/html': f'<p class="caption"><em>{html.escape(caption or "")}</em></p>'})
+    text = f'<p class="caption"><em>{html.escape(caption or "")}</em></p>'
+    below = nbformat.v4.new_output('display_data', {'text/html': text})
     cell.outputs = [p for o in cell.outputs for p in ((o, below) if caption and has_image(dict(outputs=[o])) else (o,))]
 
 def adapt(nb):
     "Change the processed notebook `nb` to what myst-nb reads; returns the name of its page"
     head, *cells = nb.cells
     fm = yaml.safe_load(head.source.strip().strip('-'))
-    nb.cells = [nbformat.v4.new_markdown_cell(f"# {fm['title']}" + (f"\n\n> {fm['description']}" if 'description' in fm else ''))]
+    title = f"# {fm['title']}" + (f"\n\n> {fm['description']}" if 'description' in fm else '')
+    nb.cells = [nbformat.v4.new_markdown_cell(title)]
     nb.metadata['language_info'] = {'name': 'python'}
     for c in cells:
         if c.cell_type == 'code':
@@ -190,7 +196,8 @@ def local_link(target, pages):
     if path not in known: return target
     page, ids = known[path]
     a = a.lower()
-    # the anchor of a class with the name of its page would lead to the page's title; a method inside a class has no heading
+    # the anchor of a class with the name of its page would lead to the page's title;
+    # a method inside a class has no heading
     found = [o for o in ((f'{a}-1', a) if ids[:1] == [a] else (a, a.rpartition('.')[0])) if o in ids]
     return f'{page}.html' + (f'#{found[0]}' if a and found else '')
 
@@ -203,7 +210,8 @@ def process_one(paths):
 
 def process(proc):
     "Let nbdev process the notebooks into `proc`; it runs imports and exported cells only"
-    # nbdev warns about every cell that imports and does more, even harmless ones; tests/test_docs.py finds the harmful ones
+    # nbdev warns about every cell that imports and does more, even harmless ones;
+    # tests/test_docs.py finds the harmful ones
     os.environ['PYTHONWARNINGS'] = 'ignore'
     # found by its module, since a notebook that runs in a worker takes the place of `__main__`
     sys.path.insert(0, str(root/'tools'))
@@ -235,15 +243,18 @@ def sphinx_source(proc, src):
 # an empty icon, and the style
 head = f"""<link rel="icon" href="data:,"><style>{(root/'tools/docs.css').read_text(encoding='utf-8')}</style>"""
 # only the section of the current page is open; a click on a section opens or closes it
-head += """<script>addEventListener('DOMContentLoaded', () => document.querySelectorAll('.sidebar-tree .caption').forEach(c => {
-  const list = c.nextElementSibling, open = o => { list.style.display = o ? '' : 'none'; c.setAttribute('aria-expanded', o) },
+head += """<script>addEventListener('DOMContentLoaded', () =>
+document.querySelectorAll('.sidebar-tree .caption').forEach(c => {
+  const list = c.nextElementSibling,
+        open = o => { list.style.display = o ? '' : 'none'; c.setAttribute('aria-expanded', o) },
         toggle = () => open(list.style.display == 'none')
   c.tabIndex = 0; c.setAttribute('role', 'button'); c.onclick = toggle
   c.onkeydown = e => { if (e.key == 'Enter') toggle() }
   open(list.children.length == 1 || list.classList.contains('current')) }))</script>"""
 
 # in the search, a heading that contains the query comes before pages whose headings contain one of its words
-scorer = "var Scorer = {score: o => o[4] + (o[6] === 'title' ? 20 : 0), title: 15, partialTitle: 7, term: 5, partialTerm: 2};"
+scorer = ("var Scorer = {score: o => o[4] + (o[6] === 'title' ? 20 : 0), "
+          "title: 15, partialTitle: 7, term: 5, partialTerm: 2};")
 
 def on_doctree(app, doctree):
     r"Keep Sphinx from wrapping long equations in an environment that forbids \tag, and give headings their anchors"
@@ -257,11 +268,15 @@ def sphinx_docs(out):
     cfg, repo, warnings = get_config(), site['repo-url'], io.StringIO()
     conf = dict(
         project=site['title'], author=cfg.author, copyright=cfg.copyright, version=cfg.version, release=cfg.version,
-        html_title=site['title'], html_theme='furo', html_baseurl=site['site-url'] + '/', html_copy_source=False, html_show_sphinx=False,
-        html_theme_options=dict(source_repository=repo, source_branch=site['repo-branch'], source_directory=site['repo-subdir']),
-        extensions=['myst_nb', 'sphinx-mathjax-offline'], nb_execution_mode='off', nb_merge_streams=True, nb_render_markdown_format='myst',
+        html_title=site['title'], html_theme='furo', html_baseurl=site['site-url'] + '/',
+        html_copy_source=False, html_show_sphinx=False,
+        html_theme_options=dict(source_repository=repo, source_branch=site['repo-branch'],
+                                source_directory=site['repo-subdir']),
+        extensions=['myst_nb', 'sphinx-mathjax-offline'],
+        nb_execution_mode='off', nb_merge_streams=True, nb_render_markdown_format='myst',
         nb_code_prompt_show='Code', nb_code_prompt_hide='Code',
-        myst_enable_extensions=['dollarmath', 'amsmath', 'html_image'], myst_dmath_double_inline=True, myst_dmath_allow_space=False,
+        myst_enable_extensions=['dollarmath', 'amsmath', 'html_image'],
+        myst_dmath_double_inline=True, myst_dmath_allow_space=False,
         myst_all_links_external=True, myst_heading_anchors=6, myst_heading_slug_func='docs.anchor',
         suppress_warnings=['myst.header', 'misc.highlighting_failure'])
     with tempfile.TemporaryDirectory() as tmp:
@@ -277,8 +292,9 @@ def sphinx_docs(out):
         def page_context(app, page, template, context, doctree):
             context['metatags'] = context.get('metatags', '') + head
             for action in ('view', 'edit') if page in page2nb else ():
-                context[f'theme_source_{action}_link'] = '/'.join([repo, {'view': 'blob'}.get(action, action), site['repo-branch'],
-                                                                   site['repo-subdir'], page2nb[page]])
+                place = {'view': 'blob'}.get(action, action)
+                parts = [repo, place, site['repo-branch'], site['repo-subdir'], page2nb[page]]
+                context[f'theme_source_{action}_link'] = '/'.join(parts)
         app.connect('html-page-context', page_context)
         app.build()
     return warnings.getvalue()
@@ -286,7 +302,8 @@ def sphinx_docs(out):
 def fingerprint():
     "A hash of everything that the site depends on"
     found = (p for d in ('nbs', 'hierproto', 'tools') for p in sorted((root/d).rglob('*')))
-    files = [root/'_quarto.yml', root/'settings.ini', *(p for p in found if p.suffix in ('.ipynb', '.py', '.png', '.svg', '.jpg', '.gif', '.css'))]
+    kinds = ('.ipynb', '.py', '.png', '.svg', '.jpg', '.gif', '.css')
+    files = [root/'_quarto.yml', root/'settings.ini', *(p for p in found if p.suffix in kinds)]
     return hashlib.sha256(b''.join(str(p.relative_to(root)).encode() + p.read_bytes() for p in files)).hexdigest()
 
 def quarto_docs(out):
@@ -304,12 +321,15 @@ def quarto_docs(out):
 
 def build(out, quarto):
     "Build the site in `out` with Quarto or Sphinx; fails if there are warnings"
-    if warnings := (quarto_docs if quarto else sphinx_docs)(out): sys.exit(f'{warnings}\nThe site in {out} was built with these warnings.')
+    if warnings := (quarto_docs if quarto else sphinx_docs)(out):
+        sys.exit(f'{warnings}\nThe site in {out} was built with these warnings.')
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--sphinx', action='store_true', help='use Sphinx even if Quarto is installed')
-    parser.add_argument('--out', type=Path, help='a new folder for the site, built with Sphinx; by default _docs, and README.md is updated too')
+    parser.add_argument('--out', type=Path,
+                        help='a new folder for the site, built with Sphinx; '
+                             'by default _docs, and README.md is updated too')
     args = parser.parse_args()
     out = (args.out or root/'_docs').absolute()
     if args.out and out.exists(): sys.exit(f'{out} already exists: choose a new folder')

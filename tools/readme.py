@@ -20,7 +20,7 @@ tags = {('echo', 'false'): 'remove-input', ('output', 'false'): 'remove-output',
         ('code-fold', 'true'): 'hide-input'}
 
 def tag_options(cell):
-    "Replace the options `#| name: value` at the top of a code `cell` by tags and by the metadata of myst-nb; returns its caption"
+    "Replace the options `#| name: value` at the top of a code `cell` by tags and metadata; returns its caption"
     lines = cell.source.splitlines()
     opts = [l[2:].partition(':') for l in takewhile(lambda l: l.startswith('#|'), lines)]
     opts = [(k.strip(), v.strip()) for k, _, v in opts]
@@ -62,12 +62,14 @@ def convert(path=root/'nbs/index.ipynb'):
         if c.cell_type == 'code': tag_options(c)
         for o in c.get('outputs', []):
             # GitHub shows style sheets as text
-            if html := o.get('data', {}).get('text/html'): o.data['text/html'] = re.sub(r'<style.*?</style>\s*', '', html, flags=re.S)
-    cfg = Config({'TagRemovePreprocessor': dict(enabled=True, remove_input_tags={'remove-input'}, remove_cell_tags={'remove-cell'},
-                                                remove_all_outputs_tags={'remove-output'}),
-                  'NbConvertBase': dict(display_data_priority=['text/html', 'text/markdown', 'image/svg+xml', 'image/png',
-                                                               'image/jpeg', 'text/plain'])})
-    body, res = MarkdownExporter(config=cfg).from_notebook_node(nb, dict(unique_key='README', output_files_dir=str(images)))
+            if html := o.get('data', {}).get('text/html'):
+                o.data['text/html'] = re.sub(r'<style.*?</style>\s*', '', html, flags=re.S)
+    remove = dict(enabled=True, remove_input_tags={'remove-input'}, remove_cell_tags={'remove-cell'},
+                  remove_all_outputs_tags={'remove-output'})
+    kinds = ['text/html', 'text/markdown', 'image/svg+xml', 'image/png', 'image/jpeg', 'text/plain']
+    cfg = Config({'TagRemovePreprocessor': remove, 'NbConvertBase': dict(display_data_priority=kinds)})
+    resources = dict(unique_key='README', output_files_dir=str(images))
+    body, res = MarkdownExporter(config=cfg).from_notebook_node(nb, resources)
     body = re.sub(r'\n{3,}', '\n\n', '\n'.join(l.rstrip() for l in body.splitlines())).strip()
     return {'README.md': f'{notice}{body}\n'.encode(), **res['outputs']}
 

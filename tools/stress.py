@@ -30,7 +30,8 @@ def write(rows, path, at):
 
 def report(r):
     "Print one row of the table"
-    print(f"{r['suite']:<11} {r['name']:<58} {r['cases']:>7,} cases {r['failures']:>4} failures {r['seconds']:>7.1f} s", flush=True)
+    counts = f"{r['cases']:>7,} cases {r['failures']:>4} failures {r['seconds']:>7.1f} s"
+    print(f"{r['suite']:<11} {r['name']:<58} {counts}", flush=True)
 
 
 def properties(o):
@@ -63,12 +64,13 @@ def fuzz(o):
 
 
 def as_process(program, args, fresh):
-    "Exit code and output of `program` in a new process: a `fresh` interpreter, or a fork of this one, which has loaded the libraries"
+    "Exit code and output of `program` in a new process: a `fresh` interpreter, or a fork that has the libraries loaded"
     with tempfile.TemporaryDirectory() as d:
         argv = [*args, *([] if program == 'figure1' else [f'--out={d}'])]
         code = f'from hierproto.cli import run_command; run_command({program!r}, {argv!r})'
         if fresh:
-            res = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, timeout=300, cwd=d)
+            command = [sys.executable, '-W', 'ignore', '-c', code]
+            res = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=d)
             return res.returncode, res.stdout + res.stderr
         with open(Path(d)/'output', 'w+') as out:
             if not (pid := os.fork()):
@@ -95,7 +97,8 @@ def clear_error(output, args):
     "Is `output` one message, or an error of ours with its traceback, that names what is wrong in `args`?"
     import test_fuzz as F
     lines = output.strip().splitlines() or ['']
-    ours = 'Traceback' not in output or lines[-1].split(':')[0].split('.')[-1] in ('ValueError', 'HierarchyError', 'FileNotFoundError')
+    error = lines[-1].split(':')[0].split('.')[-1]
+    ours = 'Traceback' not in output or error in ('ValueError', 'HierarchyError', 'FileNotFoundError')
     return ours and F.names_culprit(output, args)
 
 def processes(o):
@@ -125,7 +128,8 @@ def by_pytest(file):
         suite = ET.parse(f'{d}/x.xml').getroot().find('testsuite')
     known = sum('xfail' in (s.get('type') or '') for s in suite.iter('skipped'))
     tests, failures, errors, skipped = (int(suite.attrib[k]) for k in ('tests', 'failures', 'errors', 'skipped'))
-    yield dict(name=file.removesuffix('.py'), cases=tests-skipped+known, failures=failures+errors+known, seconds=time.time()-start)
+    yield dict(name=file.removesuffix('.py'), cases=tests-skipped+known, failures=failures+errors+known,
+               seconds=time.time()-start)
 
 def numerics(o): yield from by_pytest('test_numerics.py')
 def faults(o): yield from by_pytest('test_faults.py')
@@ -166,7 +170,8 @@ def long_run(o):
         if time.time()-start >= due:
             gc.collect()
             samples += 1
-            yield dict(name='small trainings', cases=n, failures=0, seconds=time.time()-start, rss_mb=round(rss(), 1), handles=handles())
+            yield dict(name='small trainings', cases=n, failures=0, seconds=time.time()-start,
+                       rss_mb=round(rss(), 1), handles=handles())
             due += 60*o.minutes/120
 
 
@@ -181,7 +186,8 @@ def main():
     p.add_argument('--minutes', type=float, default=60, help='length of the long run')
     p.add_argument('--out', type=Path, default=root/'results'/'stress.csv', help='the table to write')
     o = p.parse_args()
-    if unknown := set(o.suites) - set(SUITES): p.error(f"unknown suites {', '.join(sorted(unknown))}; choose from {', '.join(SUITES)}")
+    if unknown := set(o.suites) - set(SUITES):
+        p.error(f"unknown suites {', '.join(sorted(unknown))}; choose from {', '.join(SUITES)}")
     warnings.simplefilter('ignore')
     from hierproto.rows import commit
     failures, at = 0, commit()

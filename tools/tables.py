@@ -35,7 +35,8 @@ class HiClass(ClassifierMixin, BaseEstimator):
     def __init__(self, h, C=1.): self.h,self.C = h,C
     def fit(self, X, y):
         paths = {p[-1]: p for p in self.h.nodes[:len(self.h)]}
-        self.classes_,self.model_ = np.unique(y),LocalClassifierPerParentNode(LogisticRegression(C=self.C, max_iter=300))
+        self.classes_ = np.unique(y)
+        self.model_ = LocalClassifierPerParentNode(LogisticRegression(C=self.C, max_iter=300))
         self.model_.fit(X, [list(paths[o]) for o in y])
         return self
     def predict(self, X): return np.array([[o for o in r if o!=''][-1] for r in self.model_.predict(X)])
@@ -57,12 +58,15 @@ def measure(h, answers, y):
 def one(name, X, y, h, model, seed, out):
     (i,j), = StratifiedShuffleSplit(1, test_size=.25, random_state=seed).split(X, y)
     fit,valid = train_test_split(i, test_size=.2, random_state=seed, stratify=y[i])
-    cost = lambda s: measure(h, make_pipeline(StandardScaler(), models(h, s)[model]).fit(X[fit], y[fit]).predict(X[valid]), y[valid])['ahc']
+    def fitted(strength, rows): return make_pipeline(StandardScaler(), models(h, strength)[model]).fit(X[rows], y[rows])
+    def cost(strength): return measure(h, fitted(strength, fit).predict(X[valid]), y[valid])['ahc']
     best = min(STRENGTHS, key=cost)
     start = time.process_time()
-    final = make_pipeline(StandardScaler(), models(h, best)[model]).fit(X[i], y[i])
-    row = dict(run_id=f'{name}_{model}_{seed}', data=name, model=model, seed=seed, setting=best, fit_seconds=round(time.process_time()-start, 2), n_train=len(i), n_test=len(j),
-               commit=commit(), versions=versions(), **measure(h, final.predict(X[j]), y[j]))
+    final = fitted(best, i)
+    seconds = round(time.process_time()-start, 2)
+    row = dict(run_id=f'{name}_{model}_{seed}', data=name, model=model, seed=seed, setting=best, fit_seconds=seconds,
+               n_train=len(i), n_test=len(j), commit=commit(), versions=versions(),
+               **measure(h, final.predict(X[j]), y[j]))
     add_row(out, row, COLUMNS)
     print(row, flush=True)
 

@@ -1,4 +1,6 @@
-"Everything that must pass: notebooks clean and in step with the package, all tests, every notebook executed. The last line counts the tests."
+"""Everything that must pass: notebooks clean and in step with the package, all tests, every notebook executed.
+
+The last line counts the tests."""
 import ast, multiprocessing, os, resource, subprocess, sys, tempfile, time, xml.etree.ElementTree as ET
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -63,15 +65,17 @@ def tasks():
     return tests, nbs
 
 def run_all():
-    "Run tests and notebooks in one process per core; dicts from file to the result of `run_pytest` and of `run_notebook`"
+    "Run tests and notebooks, one process per core; dicts from file to the result of `run_pytest` and of `run_notebook`"
     tests, nbs = tasks()
     # notebooks start as copies of a process that has imported what most of them need
     context = multiprocessing.get_context('forkserver')
-    context.set_forkserver_preload(['fastai.vision.all', 'nbdev.test', 'matplotlib.pyplot', 'sklearn.datasets', 'scipy.stats', 'networkx'])
+    context.set_forkserver_preload(['fastai.vision.all', 'nbdev.test', 'matplotlib.pyplot', 'sklearn.datasets',
+                                    'scipy.stats', 'networkx'])
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context, max_tasks_per_child=1) as pool:
         jobs = {f: pool.submit(timed, run_notebook if f in nbs else run_pytest, f) for f in tests + nbs}
         done = {f: o.result() for f, o in jobs.items()}
-    for f, (_, wall, cpu) in sorted(done.items(), key=lambda o: -o[1][2]): print(f'{cpu:6.0f} s of processor time, {wall:5.0f} s: {f.name}')
+    for f, (_, wall, cpu) in sorted(done.items(), key=lambda o: -o[1][2]):
+        print(f'{cpu:6.0f} s of processor time, {wall:5.0f} s: {f.name}')
     return {f: done[f][0] for f in tests}, {f: done[f][0] for f in nbs}
 
 def changes():
