@@ -45,9 +45,9 @@ METHODS = 'cross_entropy','soft_labels','gp_disto'
 
 def models(h, strength):
     "All models by name, with one strength of regularisation"
-    net = lambda m, hidden: HierarchicalClassifier(h, m, hidden=hidden, epochs=20, wd=strength/10, random_state=0)
+    net = lambda m: HierarchicalClassifier(h, m, hidden=128, epochs=20, wd=strength/10, random_state=0)
     return dict(logistic=LogisticRegression(C=strength, max_iter=300), hiclass=HiClass(h, strength),
-                **{m: net(m, 128) for m in METHODS}, **{f'{m}_linear': net(m, 0) for m in METHODS})
+                **{m: net(m) for m in METHODS})
 
 def measure(h, answers, y):
     index = {o: k for k,o in enumerate(h.leaves)}
