@@ -83,8 +83,8 @@ def _find_class(folders, index=None):
     return first(index[o] for o in tries if o in index)
 
 # %% ../nbs/43_features.ipynb #ec3ee150
-_SPLITS = {o: s for s,names in dict(train='train training', valid='valid val validation dev eval',
-                                    test='test testing').items() for o in names.split()}
+_SPLITS = dict(train='train', training='train', test='test', testing='test',
+               **dict.fromkeys(['valid','val','validation','dev','eval'], 'valid'))
 
 def _divided(tops):
     "Split of those of the folders `tops` that are one, if there are pictures to train on and others"
