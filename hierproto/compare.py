@@ -209,8 +209,7 @@ def all_methods(
     h # a `Hierarchy` or costs
 ):
     "Names of the methods that can be trained with `h`; those with a decision rule of their own are left out"
-    tree = isinstance(h, Hierarchy)
-    return [k for k,m in METHODS.items() if m.rule is None and (tree or not m.tree)]
+    return [k for k,m in METHODS.items() if m.rule is None and (isinstance(h, Hierarchy) or not m.tree)]
 
 # %% ../nbs/47_compare.ipynb #0e9f2092
 _COLUMNS = ('run_id data method rule seed er ahc severity top5_cost nll ece levels settings n_train n_test epochs '
@@ -474,11 +473,15 @@ def intervals(self:Comparison):
     return res.loc[[o for o in self.table().index if o!=self.base]]
 
 # %% ../nbs/47_compare.ipynb #eabcf943
-def _svg(ax):
+@patch
+def _svg(self:Comparison):
+    "The picture of `plot` as SVG"
     import matplotlib.pyplot as plt
     buf = io.StringIO()
-    ax.figure.savefig(buf, format='svg')
-    plt.close(ax.figure)
+    with plt.rc_context({'svg.fonttype':'none', 'text.parse_math':False}):
+        fig = self.plot().figure
+        fig.savefig(buf, format='svg')
+    plt.close(fig)
     return buf.getvalue()[buf.getvalue().index('<svg'):]
 
 def _html(df, digits=2): return df.reset_index().to_html(index=False, border=0, float_format=f'%.{digits}f')
@@ -498,13 +501,11 @@ def save_page(self:Comparison,
     title='Which method?' # of the page
 ):
     "Write advice, picture and tables as one HTML file"
-    from matplotlib import rc_context
-    with rc_context({'svg.fonttype':'none', 'text.parse_math':False}): picture = _svg(self.plot())
     page = (Path(hierproto.__file__).parent/'page'/'compare.html').read_text(encoding='utf-8')
     texts = dict(title=title, advice=self.advice(), base=_name(*self.base), facts=self._facts())
     tables = dict(means=_html(self.table(), 3), changes=_html(self.intervals()), levels=_html(self.levels(), 1))
     texts = {k: html.escape(v) for k,v in texts.items()}
-    write_text(path, string.Template(page).substitute(texts, **tables, picture=picture))
+    write_text(path, string.Template(page).substitute(texts, **tables, picture=self._svg()))
 
 # %% ../nbs/47_compare.ipynb #80d9d501
 _RANGES = dict(size=(16,2048), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16), jobs=(1,1024))

@@ -240,7 +240,8 @@ def _save_chunk(file, batches, body, prep, views, device):
     xs,oks = [],[]
     for x,ok in batches:
         if x is not None: xs.append(_forward(body, x, prep, views, device))
-        yield oks.append(ok)
+        oks.append(ok)
+        yield
     data = save(dict(x=torch.cat(xs) if xs else torch.zeros(0), ok=torch.cat(oks)))
     write_whole(file, lambda f: f.write(data))
 
@@ -249,9 +250,9 @@ def _extract(body, splits, parts, prep, views, progress, num_workers, device):
     "Write the features of `splits` as chunks into the folder `parts`; returns the chunks of each split"
     jobs = [(s, parts/f'{s}_{i:07d}.safetensors', range(len(o))[i:i+_STEP])
             for s,o in splits.items() for i in range(0, len(o), _STEP)]
-    load = lambda s, idx: torch.utils.data.DataLoader(idx, 64, num_workers=num_workers,
-                                                      collate_fn=partial(_read, splits[s], prep))
-    todo = [(f, load(s, idx), body, prep, views if s=='train' else {}, device) for s,f,idx in jobs if not f.exists()]
+    loader = partial(torch.utils.data.DataLoader, batch_size=64, num_workers=num_workers)
+    todo = [(f, loader(idx, collate_fn=partial(_read, splits[s], prep)), body, prep,
+             views if s=='train' else {}, device) for s,f,idx in jobs if not f.exists()]
     steps = (o for args in todo for o in _save_chunk(*args))
     for _ in progress_bar(steps, total=sum(len(o[1]) for o in todo)) if progress and todo else steps: pass
     return {s:[f for t,f,_ in jobs if t==s] for s in splits}
