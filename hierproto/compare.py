@@ -6,12 +6,12 @@
 __all__ = ['MARGIN', 'Pool', 't_interval', 'holm', 'all_methods', 'compare', 'Comparison', 'HeadLearner', 'compare_folder']
 
 # %% ../nbs/47_compare.ipynb #68896426
-import hashlib, html, io, json, math, sys, tempfile, time
+import hashlib, html, io, json, math, string, sys, tempfile, time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
-import numpy as np, pandas as pd, torch
+import hierproto, numpy as np, pandas as pd, torch
 from joblib import Parallel, delayed
 from scipy import stats
 from sklearn.model_selection import train_test_split
@@ -28,9 +28,10 @@ from .metrics import calibration_error, hier_report
 from .callbacks import ProtoWatch
 from .learner import add_norm, use_rule
 from .methods import METHODS, get_method, hier_learner
-from .rows import add_row, commit, finished, read_rows, versions, write_whole
+from .rows import add_row, commit, finished, read_rows, versions
 from .features import FeatureDS, check_classes, features, picture_table, put_back
 from .saving import ModelError, make_body
+from .audit import write_text
 from .fit import check_ranges
 from .cli import plain
 
@@ -76,11 +77,11 @@ def from_dls(cls:Pool,
 # %% ../nbs/47_compare.ipynb #8afec857
 _LEAST = 5 # images per class
 
-def _split(y, share, seed=0):
-    "Indices of two parts of `y`; the second holds a `share` of each class"
+def _split(x, y, share, seed=0):
+    "`x, y` of two parts of the data; the second holds a `share` of each class"
     n = max(math.ceil(share*len(y)), len(y.unique())) # at least one of each class
     parts = train_test_split(np.arange(len(y)), test_size=n, random_state=seed, stratify=y)
-    return [torch.as_tensor(o) for o in parts]
+    return [(x[i], y[i]) for i in map(torch.as_tensor, parts)]
 
 # %% ../nbs/47_compare.ipynb #2305fd1d
 def _check_runs(names, rules, seeds):
@@ -110,8 +111,6 @@ class _NoValidation(Callback):
     "Skip the validation after each epoch"
     def before_validate(self): raise CancelValidException()
 
-_RECORDERS = Recorder,ProgressCallback,ProtoWatch
-
 # %% ../nbs/47_compare.ipynb #9e3ea099
 def _train(train, valid, vocab, h, method, setup, seed=0, lr=3e-3, **params):
     "A `Learner` of `method`, trained on the features and labels `train`"
@@ -121,7 +120,7 @@ def _train(train, valid, vocab, h, method, setup, seed=0, lr=3e-3, **params):
         d = train[0].shape[-1]
         body = nn.Sequential(nn.Linear(d, setup.hidden), nn.ReLU()) if setup.hidden else nn.Identity()
         learn = hier_learner(dls, body, h, method, m=setup.m, pretrained=False, metrics=[], **params)
-        with learn.removed_cbs([o for o in learn.cbs if isinstance(o, _RECORDERS)]):
+        with learn.removed_cbs(learn.cbs.filter(risinstance((Recorder,ProgressCallback,ProtoWatch)))):
             learn.fit_one_cycle(setup.epochs, lr, cbs=_NoValidation())
         return learn
 
@@ -155,16 +154,14 @@ def _trials(method):
 
 # %% ../nbs/47_compare.ipynb #0d070ac8
 def _parts(pool, setup, seed):
-    "`x, y` of training, validation and test part, and of training and validation together"
-    take = lambda i: (pool.x[i], pool.y[i])
-    both,i = (torch.arange(len(pool.y)),None) if pool.test else _split(pool.y, setup.test, seed)
-    a,b = _split(pool.y[both], setup.valid, seed)
-    return take(both[a]), take(both[b]), pool.test or take(i), (pool.x,pool.y) if pool.test else take(both)
+    "`x, y` to train on, validation part included, and those of the test part"
+    return ((pool.x,pool.y), pool.test) if pool.test else _split(pool.x, pool.y, setup.test, seed)
 
 # %% ../nbs/47_compare.ipynb #db9f3651
 def _choose(pool, h, method, setup, seed):
     "The settings of `_trials` with the lowest average cost on the validation part of `seed`"
-    train,valid,*_ = _parts(pool, setup, seed)
+    both,_ = _parts(pool, setup, seed)
+    train,valid = _split(*both, setup.valid, seed)
     def cost(p):
         learn = _train(train, valid, pool.vocab, h, method, setup, seed, **p)
         return _measure(_scores(learn, valid[0]), valid[1], learn.hierarchy)['ahc']
@@ -175,7 +172,7 @@ def _run(pool, h, method, seed, setup, rules=('argmax','crm'), best=None):
     "Rows of one method and seed, one per decision rule; `best` are settings that replace the choice"
     start = time.time()
     best = best or _choose(pool, h, method, setup, seed)
-    *_,test,both = _parts(pool, setup, seed)
+    both,test = _parts(pool, setup, seed)
     learn = _train(both, test, pool.vocab, h, method, setup, seed, **best)
     scores = _scores(learn, test[0])
     facts = dict(method=method, seed=seed, settings=json.dumps(best), n_train=len(both[1]), n_test=len(test[1]),
@@ -212,8 +209,7 @@ def all_methods(
     h # a `Hierarchy` or costs
 ):
     "Names of the methods that can be trained with `h`; those with a decision rule of their own are left out"
-    tree = isinstance(h, Hierarchy)
-    return [k for k,m in METHODS.items() if m.rule is None and (tree or not m.tree)]
+    return [k for k,m in METHODS.items() if m.rule is None and (isinstance(h, Hierarchy) or not m.tree)]
 
 # %% ../nbs/47_compare.ipynb #0e9f2092
 _COLUMNS = ('run_id data method rule seed er ahc severity top5_cost nll ece levels settings n_train n_test epochs '
@@ -398,10 +394,10 @@ def _write_names(ax, names):
             style = dict(textcoords='offset points', ha=side, fontsize=8, color=color, in_layout=False)
             o = ax.annotate(text, at, (dx,dy), **style)
             box = o.get_window_extent()
-            if ax.bbox.x0<box.x0 and box.x1<ax.bbox.x1 and not any(box.overlaps(b) for b in taken): break
+            if ax.bbox.x0<box.x0 and box.x1<ax.bbox.x1 and not any(box.overlaps(b) for b in taken):
+                taken.append(box)
+                break
             o.remove()
-        else: continue
-        taken.append(box)
 
 # %% ../nbs/47_compare.ipynb #ae6df1cf
 @patch
@@ -413,10 +409,10 @@ def plot(self:Comparison,
     ax,t,front = ax or plt.subplots(figsize=(7,5), layout='constrained')[1],self.table(),self.pareto().index
     matters = {self.base, *front}
     for rule,marker in dict(argmax='o', crm='^').items():
-        at = t[t.index.get_level_values('rule')==rule]
+        at = t.query('rule==@rule')
         ax.scatter(at['ER %'], at['AHC'], c=['C3' if o in front else '.6' for o in at.index], marker=marker)
         ax.scatter([], [], c='.3', marker=marker, label=rule)
-    names = [(o[0], tuple(t.loc[o, ['ER %','AHC']]), 'k' if o in matters else '.4') for o in t.index]
+    names = [(o[0], at, 'k' if o in matters else '.4') for o,*at in zip(t.index, t['ER %'], t['AHC'])]
     _write_names(ax, sorted(names, key=lambda o: o[2], reverse=True)) # what matters first
     ax.set(xlabel='error rate, %', ylabel='average cost', title='Lower left is better')
     ax.legend(title='decision rule', frameon=False)
@@ -431,8 +427,8 @@ def best(self:Comparison):
     "A `Learner` of the recommended method, trained on all features; its decision rule is `learn.rule`"
     (method,rule),pool = self.winner,self.pool
     settings = json.loads(self.rows[self.rows.method==method].settings.mode()[0])
-    valid = pool.test or [o[_split(pool.y, self.setup.test)[1]] for o in (pool.x,pool.y)]
-    learn = _train((pool.x,pool.y), valid, pool.vocab, self.h, method, self.setup, **settings)
+    _,test = _parts(pool, self.setup, 0)
+    learn = _train((pool.x,pool.y), test, pool.vocab, self.h, method, self.setup, **settings)
     learn.__class__,learn.params = HeadLearner,{**settings, 'm': self.setup.m, 'lr': defaults.lr}
     use_rule(learn, CRM(learn.hierarchy) if rule=='crm' else argmax_rule)
     learn.dls.features = pool.features
@@ -453,7 +449,7 @@ def whole_network(self:HeadLearner,
     learn = hier_learner(dls, whole[0][0], self.hierarchy, self.method, normalize=False, **self.params)
     learn.model.load_state_dict(whole.state_dict())
     use_rule(learn, self.rule)
-    learn.arch,learn.model[0].arch = whole[0].arch,whole[0].arch
+    learn.arch = learn.model[0].arch = whole[0].arch
     return learn
 
 # %% ../nbs/47_compare.ipynb #9d28df11
@@ -472,41 +468,31 @@ def fine_tune(self:HeadLearner,
 @patch
 def intervals(self:Comparison):
     "Change of each metric against the base in percent, with its 95% interval, as text"
-    def column(k):
-        d = self.differences(k)
-        return pd.Series([f'{c:+.1f} ({a:+.1f} to {b:+.1f})' for c,a,b in zip(d.change, d.low, d.high)], d.index)
-    res = pd.DataFrame({v.replace(' %', ''): column(k) for k,v in _METRICS.items()})
+    text = lambda d: f'{d.change:+.1f} ({d.low:+.1f} to {d.high:+.1f})'
+    res = pd.DataFrame({v.replace(' %', ''): self.differences(k).apply(text, axis=1) for k,v in _METRICS.items()})
     return res.loc[[o for o in self.table().index if o!=self.base]]
 
-# %% ../nbs/47_compare.ipynb #ba134f4f
-_CSS = '''body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}
-.wide{overflow-x:auto}svg{min-width:36rem;max-width:100%;height:auto}.note{color:#555}
-table{border-collapse:collapse;font-size:.85rem}
-td,th{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
-td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}
-.advice{font-size:1.2rem;border-left:4px solid #c33;padding-left:1rem}'''
-
 # %% ../nbs/47_compare.ipynb #eabcf943
-def _svg(ax):
+@patch
+def _svg(self:Comparison):
+    "The picture of `plot` as SVG"
     import matplotlib.pyplot as plt
     buf = io.StringIO()
-    ax.figure.savefig(buf, format='svg')
-    plt.close(ax.figure)
+    with plt.rc_context({'svg.fonttype':'none', 'text.parse_math':False}):
+        fig = self.plot().figure
+        fig.savefig(buf, format='svg')
+    plt.close(fig)
     return buf.getvalue()[buf.getvalue().index('<svg'):]
 
-def _html(df, digits=2):
-    return f"<div class='wide'>{df.reset_index().to_html(index=False, border=0, float_format=f'%.{digits}f')}</div>"
-
-_LEGEND = ('AHC: average cost of an answer, 0 if right. Severity: average cost of a mistake. crm: the answer is the '
-           'class of least expected cost. Settings: the best of four trials on held-out images. Intervals: 95%, '
-           'paired by seed.')
+def _html(df, digits=2): return df.reset_index().to_html(index=False, border=0, float_format=f'%.{digits}f')
 
 @patch
 def _facts(self:Comparison):
+    "A sentence on data and trainings"
     r,arch = self.rows.iloc[0],((self.pool and self.pool.features) or {}).get('arch')
     test = 'an official test set' if self.official else 'test images drawn by each seed'
     return (f'{r.n_train:,} images to train on, {r.n_test:,} to test on ({test}), {self.rows.seed.nunique()} seeds, '
-            f'{r.epochs} epochs per training{f", features of {arch}" if arch else ""}. {_LEGEND}')
+            f'{r.epochs} epochs per training{f", features of {arch}" if arch else ""}.')
 
 # %% ../nbs/47_compare.ipynb #02208fc1
 @patch
@@ -515,18 +501,11 @@ def save_page(self:Comparison,
     title='Which method?' # of the page
 ):
     "Write advice, picture and tables as one HTML file"
-    from matplotlib import rc_context
-    with rc_context({'svg.fonttype':'none', 'text.parse_math':False}): picture = _svg(self.plot())
-    parts = [f'<p class="advice">{html.escape(self.advice())}</p><div class="wide">{picture}</div>',
-             '<h2>Means</h2>', _html(self.table(), 3),
-             f'<h2>Change against {_name(*self.base)}, in percent</h2>', _html(self.intervals()),
-             '<h2>Accuracy per level of the tree, in percent</h2>', _html(self.levels(), 1),
-             f'<p class="note">{html.escape(self._facts())}</p>']
-    title = html.escape(title)
-    page = ('<!doctype html><html lang="en"><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width,initial-scale=1">'
-            f'<title>{title}</title><style>{_CSS}</style><h1>{title}</h1>{"".join(parts)}</html>')
-    write_whole(path, lambda f: f.write(page.encode('utf-8', 'backslashreplace')))
+    page = (Path(hierproto.__file__).parent/'page'/'compare.html').read_text(encoding='utf-8')
+    texts = dict(title=title, advice=self.advice(), base=_name(*self.base), facts=self._facts())
+    tables = dict(means=_html(self.table(), 3), changes=_html(self.intervals()), levels=_html(self.levels(), 1))
+    texts = {k: html.escape(v) for k,v in texts.items()}
+    write_text(path, string.Template(page).substitute(texts, **tables, picture=self._svg()))
 
 # %% ../nbs/47_compare.ipynb #80d9d501
 _RANGES = dict(size=(16,2048), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16), jobs=(1,1024))

@@ -7,12 +7,13 @@ __all__ = ['picture_files', 'picture_table', 'check_classes', 'keep_classes', 'h
            'features', 'put_back']
 
 # %% ../nbs/43_features.ipynb #7b3a0f20
-import hashlib, json, os, shutil, time, warnings
+import hashlib, json, os, shutil, warnings
 import numpy as np, pandas as pd, torch
 from collections import Counter
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from fastprogress.fastprogress import progress_bar
@@ -20,7 +21,7 @@ from torch import nn
 from torchvision.transforms import InterpolationMode, functional as TF
 from fastcore.all import *
 from fastai.data.all import *
-from .hierarchy import HierarchyError, tidy_name
+from .hierarchy import fail, quoted, tidy_name
 from .body import *
 from .data.core import *
 from .rows import write_whole
@@ -28,7 +29,7 @@ from .rows import write_whole
 # %% ../nbs/43_features.ipynb #4c419be2
 class _Split:
     "Pictures of one part of the data: `get(i)` opens picture `i`"
-    def __init__(self, get, y, names, stamp): self.get,self.y,self.names,self.stamp = get,y,names,stamp
+    def __init__(self, get, y, names, stamp): store_attr()
     def __len__(self): return len(self.y)
 
 def _sha(*parts):
@@ -82,8 +83,8 @@ def _find_class(folders, index=None):
     return first(index[o] for o in tries if o in index)
 
 # %% ../nbs/43_features.ipynb #ec3ee150
-_SPLITS = {o: s for s,names in dict(train='train training', valid='valid val validation dev eval',
-                                    test='test testing').items() for o in names.split()}
+_SPLITS = dict(train='train', training='train', test='test', testing='test',
+               **dict.fromkeys(['valid','val','validation','dev','eval'], 'valid'))
 
 def _divided(tops):
     "Split of those of the folders `tops` that are one, if there are pictures to train on and others"
@@ -93,12 +94,12 @@ def _divided(tops):
 # %% ../nbs/43_features.ipynb #79e8d835
 def _strangers(lost, h=None):
     "Raise an error about the folders `lost`, a dict to numbers of pictures, that are not classes of `h`"
-    n,how = _n(sum(lost.values()), 'picture'),'put each into a folder with the name of its class'
-    if '.' in lost or h is None: raise HierarchyError(f'{n} directly in the folder: {how}')
+    n = _n(sum(lost.values()), 'picture')
+    if '.' in lost or h is None: fail(f'{n} directly in the folder: put each into a folder with the name of its class')
     says = [f"{f!r} ({_n(k, 'picture')})" for f,k in lost.items()]
     hints = [o for f in lost if (o := h.suggest(f.split('/')[-1]))]
     how = 'rename folders, or add classes to the table, whose first line is a header and whose last column is the class'
-    raise HierarchyError('; '.join([f"no class has the name of the folder {', '.join(says[:8])}: {how}", *hints[:8]]))
+    fail('; '.join([f"no class has the name of the folder {', '.join(says[:8])}: {how}", *hints[:8]]))
 
 # %% ../nbs/43_features.ipynb #e06d00fe
 def picture_table(
@@ -127,13 +128,11 @@ def check_classes(
     least=2 # pictures per class
 ):
     "`h`, or its part with pictures to train on in the table `t`; raises an error about classes that have too few"
-    names = lambda o: ', '.join(map(repr, o[:8])) + f' and {len(o)-8} more'*(len(o)>8)
     n = t.label[~t.split.isin(['valid','test'])].value_counts().reindex(h.leaves, fill_value=0)
     none,few = n.index[n==0],n.index[(n>0) & (n<least)]
-    if len(none) and not subset:
-        raise HierarchyError(f'no pictures to learn from for {names(none)}: --subset leaves such classes out')
-    if len(h)-len(none)<2: raise HierarchyError('at least two classes with pictures are needed')
-    if len(few): raise HierarchyError(f'fewer than {least} pictures of {names(few)}: add some, or remove the class')
+    if len(none) and not subset: fail(f'no pictures to learn from for {quoted(none)}: --subset leaves such classes out')
+    if len(h)-len(none)<2: fail('at least two classes with pictures are needed')
+    if len(few): fail(f'fewer than {least} pictures of {quoted(few)}: add some, or remove the class')
     return h.subset([*n.index[n>0]]) if len(none) else h
 
 # %% ../nbs/43_features.ipynb #daf1059b
@@ -158,30 +157,27 @@ def hold_back(
     return (rank.sort_index() < (share*n).round().clip(lower=1).clip(upper=n-1)*(share>0)).to_numpy()
 
 # %% ../nbs/43_features.ipynb #1413b570
-def _open(f): return Image.open(f, formats='PNG JPEG BMP GIF TIFF WEBP PPM'.split())
+def _open(files, i): return Image.open(files[i], formats='PNG JPEG BMP GIF TIFF WEBP PPM'.split())
 
-def _open_file(files, i): return _open(files[i]) # not a lambda: worker processes need to pickle it
-
-def _files(path, files, y):
-    names,stats = [str(f.relative_to(path)) for f in files],[f.stat() for f in files]
-    return _Split(partial(_open_file, files), y, names, [(o.st_size,o.st_mtime_ns) for o in stats])
+def _file_split(folder, t):
+    "The split with the pictures of the table `t`, which are below `folder`"
+    stamp = [(o.st_size,o.st_mtime_ns) for o in (f.stat() for f in t.file)]
+    return _Split(partial(_open, [*t.file]), tensor([*t.y]), [str(f.relative_to(folder)) for f in t.file], stamp)
 
 def _folder_splits(path, valid_pct, seed, h=None, subset=False):
     "`splits, vocab` of the pictures below the folder `path`"
     t = picture_table(path, h)
     if subset: t = keep_classes(t, check_classes(t, h, True, 1))
     vocab = sorted({*t.label})
-    y = tensor(t.label.map(vocab.index).tolist())
+    t['y'] = t.label.map(vocab.index)
     if t.split.isna().all(): t['split'] = np.where(hold_back(t.label, valid_pct, seed), 'valid', 'train')
-    masks = {s: np.array(t.split==s) for s in ('train','valid','test') if s in {*t.split}}
-    return {s:_files(Path(path).expanduser(), [*t.file[m]], y[m]) for s,m in masks.items()},vocab
+    parts = [s for s in ('train','valid','test') if s in {*t.split}]
+    return {s: _file_split(Path(path).expanduser(), t[t.split==s]) for s in parts},vocab
 
 # %% ../nbs/43_features.ipynb #ddec7f12
-def _picture(x):
-    "Tensor `x`, bytes or numbers from 0 to 1, as an image"
-    return TF.to_pil_image(x if x.dtype==torch.uint8 else x.clamp(0, 1))
-
-def _tensor_picture(ds, i): return _picture(ds.x[i])
+def _tensor_picture(x, i):
+    "Image `i` of the tensor `x`, bytes or numbers from 0 to 1"
+    return TF.to_pil_image(x[i] if x.dtype==torch.uint8 else x[i].clamp(0, 1))
 
 def _file(item, tfms):
     "The file that the transforms `tfms` open for `item`; None if they open none"
@@ -192,7 +188,7 @@ def _file(item, tfms):
 def _ds_split(ds):
     "The split that a data set of fastai or a `TensorDS` contains"
     if isinstance(ds, TensorDS):
-        return _Split(partial(_tensor_picture, ds), ds.y, [str(i) for i in range(len(ds))], _sha(ds.x, ds.y))
+        return _Split(partial(_tensor_picture, ds.x), ds.y, [*map(str, range(len(ds)))], _sha(ds.x, ds.y))
     if not hasattr(ds, 'tls'):
         raise TypeError(f"cannot read pictures from a {type(ds).__name__}: pass fastai's DataLoaders or a folder")
     tl,y = ds.tls[0],tensor([int(o) for o in ds.tls[-1]])
@@ -207,28 +203,21 @@ def _splits(source, valid_pct, seed, h=None, subset=False):
     return {s:_ds_split(dl.dataset) for s,dl in zip(('train','valid','test'), source.loaders)},[*source.vocab]
 
 # %% ../nbs/43_features.ipynb #ef590043
-_ERRORS = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
-
 def _prepare(im, prep):
     "Image `im` as bytes (3, size, size)"
     if im.mode[0] in 'IF': raise ValueError('more than 8 bits per pixel')
     im = TF.resize(im.convert('RGB'), prep['size'], InterpolationMode(prep['interpolation']))
     return TF.pil_to_tensor(TF.center_crop(im, prep['size']))
 
-class _Pictures(torch.utils.data.Dataset):
-    "Prepared pictures of a `_Split`, None where one cannot be read"
-    def __init__(self, split, idx, prep): self.split,self.idx,self.prep = split,idx,prep
-    def __len__(self): return len(self.idx)
-    def __getitem__(self, i):
-        try: return _prepare(self.split.get(self.idx[i]), self.prep)
-        except _ERRORS: return None
+def _read(split, prep, idx):
+    "`(pictures, readable)`: the readable ones of the pictures `idx`, stacked, and which were readable"
+    res = {}
+    for i in idx:
+        with suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            res[i] = _prepare(split.get(i), prep)
+    return (torch.stack([*res.values()]) if res else None),tensor([i in res for i in idx])
 
 # %% ../nbs/43_features.ipynb #9f21a003
-def _collate(items):
-    "`(pictures, readable)`: the readable pictures stacked, and which were readable"
-    ok = [o is not None for o in items]
-    return (torch.stack([o for o in items if o is not None]) if any(ok) else None),tensor(ok)
-
 def _views(x, flip=False, crops=False):
     "The pictures `x`, with `crops` their four corners at full size, and with `flip` the mirror images of all"
     size = x.shape[-1]
@@ -240,45 +229,32 @@ def _views(x, flip=False, crops=False):
 def _forward(body, x, prep, views, device):
     "Features (B, views, F) of byte pictures `x`, half precision"
     x = x.to(device).to(memory_format=torch.channels_last).float().div_(255)
-    mean,std = (torch.tensor(prep[k], device=device)[:,None,None] for k in ('mean','std'))
-    x = (x-mean)/std
+    x = TF.normalize(x, prep['mean'], prep['std'])
     return torch.stack([body(o) for o in _views(x, **views)], 1).half().cpu()
 
 # %% ../nbs/43_features.ipynb #388524ea
 _STEP = 2048 # pictures per chunk
 
-def _save_chunk(file, body, pictures, views, num_workers, device, tick):
-    "Write the features of `pictures` to `file`, complete or not at all; `tick` counts them"
+def _save_chunk(file, batches, body, prep, views, device):
+    "Write the features of `batches` to `file`, complete or not at all; yields after each batch"
     xs,oks = [],[]
-    for x,ok in torch.utils.data.DataLoader(pictures, 64, num_workers=num_workers, collate_fn=_collate):
-        if x is not None: xs.append(_forward(body, x, pictures.prep, views, device))
+    for x,ok in batches:
+        if x is not None: xs.append(_forward(body, x, prep, views, device))
         oks.append(ok)
-        tick(len(ok))
+        yield
     data = save(dict(x=torch.cat(xs) if xs else torch.zeros(0), ok=torch.cat(oks)))
     write_whole(file, lambda f: f.write(data))
 
 # %% ../nbs/43_features.ipynb #61ac6b70
-def _ticker(total, show):
-    "A function that counts pictures and shows a progress bar with their rate"
-    bar,start,done = progress_bar(range(total), leave=True) if show and total else None,time.time(),0
-    def tick(n):
-        nonlocal done
-        done += n
-        if bar is None: return
-        bar.comment = f'{done/(time.time()-start):.0f} pictures/s'
-        bar.update(done)
-    tick(0)
-    return tick
-
-def _extract(body, splits, parts, prep, views, progress, **kw):
+def _extract(body, splits, parts, prep, views, progress, num_workers, device):
     "Write the features of `splits` as chunks into the folder `parts`; returns the chunks of each split"
-    jobs = [(s, parts/f'{s}_{i:07d}.safetensors', range(i, min(i+_STEP, len(o))))
+    jobs = [(s, parts/f'{s}_{i:07d}.safetensors', range(len(o))[i:i+_STEP])
             for s,o in splits.items() for i in range(0, len(o), _STEP)]
-    todo = [o for o in jobs if not o[1].exists()]
-    tick = _ticker(sum(len(idx) for *_,idx in todo), progress)
-    for s,f,idx in todo:
-        own = views if s=='train' else {}
-        _save_chunk(f, body, _Pictures(splits[s], idx, prep), own, tick=tick, **kw)
+    loader = partial(torch.utils.data.DataLoader, batch_size=64, num_workers=num_workers)
+    todo = [(f, loader(idx, collate_fn=partial(_read, splits[s], prep)), body, prep,
+             views if s=='train' else {}, device) for s,f,idx in jobs if not f.exists()]
+    steps = (o for args in todo for o in _save_chunk(*args))
+    for _ in progress_bar(steps, total=sum(len(o[1]) for o in todo)) if progress and todo else steps: pass
     return {s:[f for t,f,_ in jobs if t==s] for s in splits}
 
 # %% ../nbs/43_features.ipynb #208e6a93
@@ -327,10 +303,8 @@ def read_features(
     meta = _meta(file)
     if not meta: raise ValueError(f"{file} was not made by `features`")
     t = load_file(file)
-    train,*rest = [(t[f'{s}.x'],t[f'{s}.y']) for s in meta['names']]
-    test = dict(test=rest[1]) if len(rest)>1 else {}
-    valid = rest[0] if rest else (train[0][:0],train[1][:0])
-    dls = tensor_dls(train, valid, meta['vocab'], ds_cls=FeatureDS, **test, **kwargs)
+    train,valid,test,*_ = *((t[f'{s}.x'],t[f'{s}.y']) for s in meta['names']),None,None
+    dls = tensor_dls(train, valid or [o[:0] for o in train], meta['vocab'], ds_cls=FeatureDS, test=test, **kwargs)
     for dl,names in zip(dls.loaders, meta['names'].values()): dl.dataset.items = names
     dls.features = {k:v for k,v in meta.items() if k not in ('names','vocab')}
     return dls
@@ -346,7 +320,8 @@ def _body(arch, pretrained=False, weights=None):
 # %% ../nbs/43_features.ipynb #5f2bdf72
 def _record(body, splits, vocab, size, flip, crops):
     "What decides the features, with a digest of it all as `key`"
-    prep = {**(preprocessing(body) or _PLAIN), **(dict(size=size) if size else {})}
+    prep = dict(preprocessing(body) or _PLAIN)
+    if size: prep['size'] = size
     digest = _sha(*body.state_dict().values())
     meta = dict(arch=body.arch, weights=digest, prep=prep, flip=flip, vocab=[*map(str, vocab)])
     if crops: meta['crops'] = True
@@ -402,7 +377,8 @@ def put_back(
     f = getattr(learn.dls, 'features', None) or dict(arch=None, made_by={})
     if body is None and f['arch'] is None: raise ValueError("a custom module made these features: pass it as `body`")
     body = _body(ifnone(body, f['arch']), **f['made_by'])
-    if _sha(*body.state_dict().values())!=f.get('weights', _sha(*body.state_dict().values())):
+    digest = _sha(*body.state_dict().values())
+    if digest!=f.get('weights', digest):
         raise ValueError("`body` has other weights than the network that made the features")
     model = deepcopy(learn.model).cpu()
     if not isinstance(model[0], nn.Sequential): return nn.Sequential(body, model)

@@ -15,17 +15,13 @@ from .distortion import *
 from .prototypes import *
 
 # %% ../nbs/41_many_classes.ipynb #ac10b8df
-def _cost_rows(D, i, n):
-    "Costs between the prototypes `i` and all `n`, `(len(i), n)`"
-    if isinstance(D, Hierarchy): return D.pair_costs(i[:,None], torch.arange(n, device=i.device))
-    return (D if isinstance(D, torch.Tensor) else as_costs(D)).to(i.device)[i]
-
 def _block_sums(protos, D, i):
     "Share of the rows `i` in $A_1$ and $A_2$"
-    same = i[:,None] == torch.arange(len(protos), device=i.device)
-    c = _cost_rows(D, i, len(protos)).masked_fill(same, 1)
+    j = torch.arange(len(protos), device=i.device)
+    same = i[:,None] == j
+    c = D.pair_costs(i[:,None], j) if isinstance(D, Hierarchy) else D.to(i.device)[i]
     d = pairwise(protos[i], protos)
-    a = (d/c.to(d)).masked_fill(same, 0)
+    a = (d/c.masked_fill(same, 1).to(d)).masked_fill(same, 0)
     return torch.stack([a.sum(), a.square().sum()])
 
 # %% ../nbs/41_many_classes.ipynb #375f5e12
@@ -38,6 +34,7 @@ def block_disto_loss(
     K = len(protos)
     if K not in (len(D), getattr(D, 'n_nodes', None)): raise HierarchyError(f'{K} prototypes for {len(D)} classes')
     if K < 2: return protos.sum()*0
+    if not isinstance(D, (Hierarchy,torch.Tensor)): D = as_costs(D)
     rows = torch.arange(K, device=protos.device).split(block)
     A1, A2 = sum(checkpoint(_block_sums, protos, D, i, use_reentrant=False) for i in rows)
     s = torch.where(A2 > 0, A1/A2.where(A2 > 0, 1), 1.)
