@@ -23,7 +23,7 @@ def _source(target):
     "Syntax tree and lines of the function `target`, given as 'module:name'"
     module,name = target.split(':')
     text = Path(find_spec(module).origin).read_text(encoding='utf-8')
-    return next(o for o in ast.parse(text).body if isinstance(o, ast.FunctionDef) and o.name==name),text.splitlines()
+    return next(o for o in ast.parse(text).body if getattr(o, 'name', None)==name),text.splitlines()
 
 # %% ../nbs/42_cli.ipynb #715ba93d
 def _kind(note):
@@ -87,17 +87,15 @@ def run_command(
 ):
     "Parse the arguments of the command `name`, import what it needs, and run it"
     kwargs = parse_command(name, argv)
-    say = lambda text, *_, **__: print(f'hierproto_{name}: {plain(text)}', file=sys.stderr)
+    say = lambda text: print(f'hierproto_{name}: {plain(text)}', file=sys.stderr)
     os.environ.setdefault('MPLBACKEND', 'agg')
     with warnings.catch_warnings():
         warnings.showwarning = lambda text, *_, **__: say(f'note: {text}')
         try: _load(COMMANDS[name])(**kwargs)
-        except KeyboardInterrupt as e: code = say(str(e) or 'interrupted') or 130
+        except KeyboardInterrupt as e: sys.exit(say(str(e) or 'interrupted') or 130)
         except Exception as e:
             if not (isinstance(e, (OSError,ImportError)) or type(e).__module__.startswith('hierproto.')): raise
-            code = say(e) or 2
-        else: return
-    sys.exit(code)
+            sys.exit(say(e) or 2)
 
 # %% ../nbs/42_cli.ipynb #a6d8f56a
 def __getattr__(name):

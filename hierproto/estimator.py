@@ -6,27 +6,24 @@
 __all__ = ['HierarchicalClassifier']
 
 # %% ../nbs/49_estimator.ipynb #a231cc79
-import numpy as np, torch
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
-from torch import nn
-from fastcore.all import *
 from fastai.basics import *
 from fastai.callback.schedule import *
 from .hierarchy import *
 from .data.core import tensor_dls
-from .inference import CRM, argmax_rule, class_path
+from .inference import class_path, get_rule
 from .learner import get_method, hier_learner
-from .features import FeatureDS
 
 # %% ../nbs/49_estimator.ipynb #de6a2c78
 def _are_rows(y): return np.ndim(y)==2 and np.shape(y)[1]>1
 
 def _rows(y):
     "The rows of paths `y` as tuples of names; empty cells end a path"
-    rows = [tuple(str(o) for o in r if o==o and o is not None and str(o)!='') for r in np.asarray(y, dtype=object)]
+    rows = [tuple(str(o) for o in r if not pd.isna(o) and o!='') for r in np.asarray(y, dtype=object)]
     empty = [i for i,r in enumerate(rows) if not r]
     if empty: raise ValueError(f'row {empty[0]} of y has no class: give at least one name per row')
     return rows
@@ -59,10 +56,9 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
 @patch
 def _train(self:HierarchicalClassifier, X, y):
     "Train a `Learner` on the standardised rows `X` and the class numbers `y`"
-    X = X[:,None] # one view
-    dls = tensor_dls((X,y), (X[:2],y[:2]), self.hierarchy_.leaves, bs=min(self.bs, len(X)), ds_cls=FeatureDS,
-                     device='cpu')
-    body = nn.Sequential(nn.Linear(X.shape[2], self.hidden), nn.ReLU()) if self.hidden else nn.Identity()
+    X = X.float()
+    dls = tensor_dls((X,y), (X[:2],y[:2]), self.hierarchy_.leaves, bs=min(self.bs, len(X)), device='cpu')
+    body = nn.Sequential(nn.Linear(X.shape[1], self.hidden), nn.ReLU()) if self.hidden else nn.Identity()
     learn = hier_learner(dls, body, self.hierarchy_, self.method, m=self.m, pretrained=False, metrics=[], wd=self.wd,
                          **(self.params or {}))
     with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(self.epochs, self.lr)
@@ -72,16 +68,13 @@ def _train(self:HierarchicalClassifier, X, y):
 @patch
 def _labels(self:HierarchicalClassifier, y, hierarchy):
     "Class numbers of `y`; sets `classes_` and `hierarchy_`"
-    hierarchy = ifnone(hierarchy, self.hierarchy)
-    if _are_rows(y):
-        y,found = _from_rows(y)
-        hierarchy = ifnone(hierarchy, found)
+    y,found = _from_rows(y) if _are_rows(y) else (y,None)
     check_classification_targets(y)
     self.classes_,numbers = np.unique(y, return_inverse=True)
     if len(self.classes_)<2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
     names = [str(int(o)) if isinstance(o, float) and o.is_integer() else str(o) for o in self.classes_]
-    flat = Hierarchy.from_paths([(o,) for o in names])
-    self.hierarchy_ = align_costs(ifnone(hierarchy, flat), names, subset=True)
+    given = hierarchy,self.hierarchy,found,Hierarchy.from_paths([(o,) for o in names])
+    self.hierarchy_ = align_costs(first(o for o in given if o is not None), names, subset=True)
     return torch.as_tensor(numbers)
 
 # %% ../nbs/49_estimator.ipynb #984a98dc
@@ -89,15 +82,10 @@ def _validated(self, X, y):
     "`X` as numbers and `y` as an array, of the same length"
     if y is None: raise ValueError(f'{type(self).__name__} requires y to be passed, but the target y is None')
     X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-    y = np.asarray(y.values if hasattr(y, 'values') else y)
-    y = column_or_1d(y, warn=True) if y.ndim==2 and y.shape[1]==1 else y
+    y = np.asarray(y)
+    if y.ndim==2 and y.shape[1]==1: y = column_or_1d(y, warn=True)
     check_consistent_length(X, y)
     return X,y
-
-@patch
-def _standardize(self:HierarchicalClassifier, X):
-    "`X` with the mean and deviation of the training set taken out"
-    return torch.as_tensor((X-self._mean)/self._std)
 
 # %% ../nbs/49_estimator.ipynb #3aa550b2
 @patch
@@ -110,10 +98,9 @@ def fit(self:HierarchicalClassifier,
     if self.rule not in (None,'argmax','crm'): raise ValueError(f"unknown rule {self.rule!r}; choose from argmax, crm")
     X,y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)
-    self._mean,std = X.mean(0),X.std(0)
-    self._std = np.where(std>1e-12*np.abs(self._mean), std, 1.) # rounding is not variation
+    self._scaler = StandardScaler().fit(X)
     seed = check_random_state(self.random_state).randint(2**31-1)
-    with no_random(seed): self.model_ = self._train(self._standardize(X), numbers)
+    with no_random(seed): self.model_ = self._train(torch.as_tensor(self._scaler.transform(X)), numbers)
     self.n_iter_ = self.epochs
     return self
 
@@ -121,8 +108,8 @@ def fit(self:HierarchicalClassifier,
 @patch
 def _scores(self:HierarchicalClassifier, X):
     check_is_fitted(self)
-    X = validate_data(self, X, dtype=np.float64, reset=False)
-    with torch.no_grad(): return torch.cat([self.model_(o) for o in self._standardize(X).split(4096)])
+    X = self._scaler.transform(validate_data(self, X, dtype=np.float64, reset=False))
+    with torch.no_grad(): return torch.cat([self.model_(o) for o in torch.as_tensor(X).split(4096)])
 
 # %% ../nbs/49_estimator.ipynb #7db5c720
 @patch
@@ -134,13 +121,13 @@ def predict_proba(self:HierarchicalClassifier, X):
 @patch
 def _decide(self:HierarchicalClassifier, scores):
     "Class numbers of `scores`"
-    rules = {None: get_method(self.method).decide, 'argmax': lambda h: argmax_rule, 'crm': CRM}
-    return rules[self.rule](self.hierarchy_)(scores)
+    rule = self.rule or get_method(self.method).decide(self.hierarchy_)
+    return get_rule(rule, self.hierarchy_)(scores)
 
 @patch
 def predict(self:HierarchicalClassifier, X):
     "The class of each row of `X`"
-    numbers = self._decide(self._scores(X)).numpy()
+    numbers = self._decide(self._scores(X)).numpy() # raises an error before `fit`
     return self.classes_[numbers]
 
 # %% ../nbs/49_estimator.ipynb #2c3a308d

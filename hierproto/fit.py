@@ -8,51 +8,41 @@ __all__ = ['check_ranges', 'fit']
 # %% ../nbs/46_fit.ipynb #9d03f127
 import hashlib, os, random, sys
 from contextlib import nullcontext
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
-import numpy as np, pandas as pd, torch
-from fastcore.all import *
-from fastprogress.fastprogress import progress_bar
-from fastai.basics import *
-from fastai.vision.augment import Resize, aug_transforms
-from fastai.vision.core import PILImage, PILImageBW, imagenet_stats
-from fastai.vision.data import ImageBlock
-from PIL import Image
+from fastai.vision.all import *
 from .hierarchy import *
 from .readers import read_hierarchy
 from .body import ARCHS, preprocessing
 from .methods import *
-from .inference import *
 from .rows import write_whole
 from .saving import *
 from .audit import *
 from .cli import plain
-from .features import check_classes, hold_back, keep_classes, picture_files, picture_table
+from .features import check_classes, hold_back, keep_classes, picture_table
 
 # %% ../nbs/46_fit.ipynb #fa82a6ff
 def _check_pictures(files, bar=True):
     "Sizes and colours of the pictures that can be read, and reasons for those that cannot: `sizes, grey, bad`"
-    sizes,grey,bad = [],True,{}
+    sizes,modes,bad = [],set(),{}
     for f in progress_bar(files, leave=False) if bar and sys.stdout.isatty() else files:
         try: img = read_picture(f, None)
         except PictureError as e: bad[f] = str(e)
         else:
             sizes.append(img.size)
-            grey = grey and img.mode in ('1','L')
-    return sizes,grey,bad
+            modes.add(img.mode)
+    return sizes,modes<={'1','L'},bad
 
 # %% ../nbs/46_fit.ipynb #c8494af8
 def _usual_size(sizes):
     "A side, in pixels, for pictures of these `sizes`"
-    typical = np.median([max(o) for o in sizes])
+    typical = np.median(np.max(sizes, 1))
     return next((o for o in (32,64,128) if typical<=o), 224)
 
 def _usual_arch(size, pretrained='no'):
     "Name of a body for pictures of `size` pixels; starting from a saved model also reuses its architecture"
     return _start(pretrained).get('arch') or ('resnet18' if size>64 or pretrained=='yes' else 'thin_resnet')
 
-def _usual_bs(n): return int(np.clip(2**int(np.log2(max(n, 20)/20)), 8, 64))
+def _usual_bs(n): return next((o for o in (8,16,32) if n<40*o), 64)
 
 # %% ../nbs/46_fit.ipynb #db626022
 def _folder_data(h, o):
@@ -74,16 +64,16 @@ def _folder_data(h, o):
 # %% ../nbs/46_fit.ipynb #0c987012
 def _start(pretrained):
     "Settings of the saved model at `pretrained`; empty if it is 'yes', 'no' or a plain file of weights"
-    f = Path(pretrained)
     if pretrained in ('yes','no'): return {}
-    if f.is_dir() or (f.name=='model.safetensors' and (f.parent/'settings.json').is_file()):
-        return load_classifier(f if f.is_dir() else f.parent).settings
+    f = Path(pretrained)
+    if f.name=='model.safetensors' and f.with_name('settings.json').is_file(): f = f.parent
+    if f.is_dir(): return load_classifier(f).settings
     if f.is_file(): return {}
     raise ModelError(f'--pretrained must be yes, no, a file of weights or a saved model, got {pretrained!r}')
 
 def _prep(arch, pretrained='no', grey=False):
     "Mean, deviation and interpolation of pictures for the body `arch`"
-    usual = dict(mean=imagenet_stats[0], std=imagenet_stats[1])
+    usual = dict(zip(('mean','std'), imagenet_stats))
     o = _start(pretrained).get('images') or preprocessing(arch) or usual
     mean,std = ([float(np.mean(o[k]))] if grey else list(o[k]) for k in ('mean','std'))
     return dict(mean=mean, std=std, interpolation=o.get('interpolation', 'bilinear'))
@@ -98,7 +88,7 @@ def _dls(data, o):
     n,resamples = int((~t.valid).sum()),(Image.Resampling[prep['interpolation'].upper()],Image.NEAREST)
     blocks = ImageBlock(PILImageBW if data.grey else PILImage),CategoryBlock(vocab=data.h.leaves, sort=False)
     block = DataBlock(blocks, get_x=ItemGetter(0), get_y=ItemGetter(1),
-        splitter=IndexSplitter(np.flatnonzero(t.valid).tolist()),
+        splitter=IndexSplitter(mask2idxs(t.valid)),
         item_tfms=Resize(o.size, o.resize, resamples=resamples),
         batch_tfms=[*_augment[o.augment](), Normalize.from_stats(prep['mean'], prep['std'])])
     return block.dataloaders(list(zip(t.file, t.label)), bs=min(o.bs or _usual_bs(n), n), num_workers=o.workers)
@@ -106,12 +96,11 @@ def _dls(data, o):
 # %% ../nbs/46_fit.ipynb #035a4057
 def _learner(dls, h, o):
     "The `Learner` for the options `o`; given weights are frozen at first"
-    own,published = o.pretrained not in ('no','yes'),o.pretrained=='yes'
-    if published and o.arch in ARCHS: raise ModelError(f'{o.arch} has no published weights: try --arch resnet18')
-    x = dls.one_batch()[0]
+    x,f = dls.one_batch()[0],Path(o.pretrained)
+    start = dict(no=False, yes=True).get(o.pretrained, f/'model.safetensors' if f.is_dir() else f)
+    if start is True and o.arch in ARCHS: raise ModelError(f'{o.arch} has no published weights: try --arch resnet18')
     body = make_body(o.arch, x.shape[1])
-    file = Path(o.pretrained)/'model.safetensors' if Path(o.pretrained).is_dir() else o.pretrained
-    try: learn = hier_learner(dls, body, h, o.method, m=o.m, pretrained=published, weights=file if own else None)
+    try: learn = hier_learner(dls, body, h, o.method, m=o.m, pretrained=start)
     except OSError as e: raise ModelError(f'{e}'.splitlines()[0]+'; --pretrained no needs no weights') from None
     except ValueError as e: raise ModelError(f'{e} (--arch {o.arch})') from None
     learn.arch = o.arch
@@ -136,11 +125,12 @@ class _Checkpoint(Callback):
         if self.done>self.first: self.opt.load_state_dict(dict(state=state, hypers=self.opt.hypers))
         self.state = None
     def before_epoch(self):
-        set_seed(self.seed+1000*(self.first+self.epoch))
-        for dl in self.dls.loaders: dl.rng = random.Random(self.seed+self.first+self.epoch)
+        self.now = self.first+self.epoch
+        set_seed(self.seed+1000*self.now)
+        for dl in self.dls.loaders: dl.rng = random.Random(self.seed+self.now)
     def after_epoch(self):
-        if self.first+self.epoch<self.done: return
-        self.done = self.first+self.epoch+1
+        if self.now<self.done: return
+        self.done = self.now+1
         opt = list(self.opt.state_dict()['state'])
         state = dict(done=self.done, options=self.options, model=self.model.state_dict(), opt=opt)
         write_whole(self.path, lambda f: torch.save(state, f))
@@ -168,7 +158,7 @@ class _PrintEpochs(Callback):
 def _train_learner(learn, epochs, lr, keep, bar=True):
     "Train `learn`: if its body is frozen, the head for one epoch, and then everything; `keep` is a `_Checkpoint`"
     done,tty = keep.done,sys.stdout.isatty()
-    cbs = L(keep) + L(_PrintEpochs() if bar and not tty else None)
+    cbs = [keep] + [_PrintEpochs()]*(bar and not tty)
     with nullcontext() if bar and tty else learn.no_bar(), nullcontext() if bar else learn.no_logging():
         if not getattr(learn.opt, 'frozen_idx', 0): learn.fit_one_cycle(epochs, lr, cbs=cbs, start_epoch=done)
         else:
@@ -230,7 +220,7 @@ def _check_out(out, force=False, resume=False):
 # %% ../nbs/46_fit.ipynb #35d5a5ed
 def _describe(data, o):
     "A sentence on what is trained on what"
-    nv,kind = int(data.table.valid.sum()),', grey' if data.grey else ''
+    nv,kind = data.table.valid.sum(),', grey'*data.grey
     start = dict(no='random weights', yes='published weights').get(o.pretrained, f'the weights in {o.pretrained}')
     return (f"{len(data.table)-nv:,} pictures of {len(data.h)} classes to learn from, {nv:,} held back; "
             f"{o.method} on {o.arch}, {o.size}x{o.size} pixels{kind}, "

@@ -55,7 +55,7 @@ class BackOff(nn.Module):
     def __init__(self,
         h, # the Hierarchy of the K classes
         threshold=.5, # least probability of an answer
-        vocab=None # names of the columns of scores, or DataLoaders; the classes of `h` are put in this order
+        vocab=None # as in `expected_cost`
     ):
         super().__init__()
         h = as_tree(align_costs(h, vocab), 'back_off')
@@ -122,14 +122,13 @@ class ClassPath(list):
         "The names without probabilities"
         return [n for n,_ in self]
 
-# %% ../nbs/07_inference.ipynb #d6c396d9
-_rules = dict(argmax=lambda h: argmax_rule, crm=CRM, back_off=BackOff)
-
 # %% ../nbs/07_inference.ipynb #f4146ad4
-def _rule(rule, h):
+def get_rule(rule, h, threshold=.5):
+    "The decision rule `rule` for the classes of `h`, by name (`threshold` is for 'back_off') or a function"
     if callable(rule): return rule
-    if rule not in _rules: raise HierarchyError(f'unknown rule {rule!r}; choose from {", ".join(_rules)}')
-    return _rules[rule](h)
+    rules = dict(argmax=lambda: argmax_rule, crm=lambda: CRM(h), back_off=lambda: BackOff(h, threshold))
+    if rule not in rules: raise HierarchyError(f'unknown rule {rule!r}; choose from {", ".join(rules)}')
+    return rules[rule]()
 
 # %% ../nbs/07_inference.ipynb #e8387472
 def _path(h, node, q):
@@ -142,18 +141,17 @@ def _path(h, node, q):
 
 # %% ../nbs/07_inference.ipynb #82b20c92
 def class_path(
-    scores, # (K,) scores of one sample, or (B, K)
+    scores, # (K,) scores of one sample, or (B, K) for a list of answers
     h, # the Hierarchy of the K classes
     rule='argmax', # 'argmax', 'crm', 'back_off', or a function from scores to numbers of classes or nodes
-    vocab=None, # names of the columns of `scores`, or DataLoaders; the classes of `h` are put in this order
-    probs=None # are `scores` probabilities? found out by default, see `as_probs`
+    vocab=None, probs=None
 ):
-    "The answer of `rule` with all groups that contain it, and their probabilities; a list of them for (B, K)"
+    "The answer of `rule` in its groups, with probabilities; `vocab` and `probs` as in `expected_cost`"
     if scores.ndim == 1: return class_path(scores[None], h, rule, vocab, probs)[0]
     h = align_costs(h, vocab)
     p = as_probs(scores, probs).cpu()
     P = subtree_probs(p, h, probs=True)
-    return [_path(h, node, q) for node,q in zip(_rule(rule, h)(p.log()).tolist(), P)]
+    return [_path(h, node, q) for node,q in zip(get_rule(rule, h)(p.log()).tolist(), P)]
 
 # %% ../nbs/07_inference.ipynb #e61fa52e
 def predict_path(

@@ -7,15 +7,11 @@ __all__ = ['predict']
 
 # %% ../nbs/48_predict.ipynb #36d1c46e
 import csv, glob, json, math, os, sys
+from fastai.basics import *
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from itertools import chain, pairwise
 from typing import Literal
-import pandas as pd, torch
-from fastcore.all import *
-from fastprogress.fastprogress import progress_bar
-from fastai.torch_core import default_device
 from .cli import plain
-from .hierarchy import *
 from .saving import *
 from .audit import *
 from .features import picture_files
@@ -35,29 +31,21 @@ def _given(o):
     at = [f if Path(f).exists() else Path(o).parent/f for f in df.file]
     return list(zip(at, df.target if 'target' in df else [None]*len(at)))
 
-# %% ../nbs/48_predict.ipynb #cf2b07d1
-def _batches(p, given, bs):
-    "Yields parts of `given` with their pictures as bytes, or errors as text"
-    def read(o):
-        try: return p.pixels(o[0])
-        except PictureError as e: return str(e)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        parts = ((part, pool.map(read, part)) for part in chunked(given, bs))
-        now = next(parts, None)
-        while now:
-            after = next(parts, None) # starts to read it
-            yield now[0],list(now[1])
-            now = after
-
 # %% ../nbs/48_predict.ipynb #660d5fba
 def _answered(p, given, rule, bs, bad):
-    "Yields files and targets, probabilities and answers of the pictures `given`, by batch; errors go to the list `bad`"
-    for part,pictures in _batches(p, given, bs):
-        bad += [o for o in pictures if isinstance(o, str)]
-        good = [i for i,o in enumerate(pictures) if not isinstance(o, str)]
-        if not good: continue
-        scores = p.scores(torch.stack([pictures[i] for i in good]))
-        yield [part[i] for i in good],scores,rule(scores)
+    "Yields files and targets, scores and answers of the pictures `given`, by batch; errors go to the list `bad`"
+    def read(o):
+        try: return o,p.pixels(o[0])
+        except PictureError as e: return str(e)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        parts = (pool.map(read, part) for part in chunked(given, bs))
+        for part,_ in pairwise(chain(parts, [None])): # the next part is being read
+            errors,good = partition(part, risinstance(str))
+            bad += errors
+            if not good: continue
+            items,pictures = zip(*good)
+            scores = p.scores(torch.stack(pictures))
+            yield items,scores,rule(scores)
 
 # %% ../nbs/48_predict.ipynb #e84048ff
 def _probs(scores): return scores.double().softmax(1).round(decimals=6).tolist()

@@ -7,28 +7,22 @@ __all__ = ['ModelError', 'PictureError', 'make_body', 'read_picture', 'Predictor
            'export_onnx']
 
 # %% ../nbs/44_saving.ipynb #f9a4da1a
-import io, json, os, re, shutil, warnings
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field, fields
+import hierproto, io, json, os, re, shutil, warnings
+from fastai.vision.all import *
+from dataclasses import dataclass, field, fields
 from inspect import signature
-from pathlib import Path
 from types import UnionType
-from typing import Literal, Union, get_args, get_origin
-import hierproto, numpy as np, torch
-from PIL import Image, UnidentifiedImageError
+from typing import Literal, get_args, get_origin
+from PIL import UnidentifiedImageError
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from torch import nn
-from fastcore.all import *
-from fastai.basics import Normalize
-from fastai.data.transforms import IntToFloatTensor, ToTensor
-from fastai.vision.augment import AffineCoordTfm, Resize
-from fastai.vision.core import PILImage, PILImageBW, TensorImage
+from torchvision.transforms import v2
 from .hierarchy import *
 from .readers import read_hierarchy
 from .distortion import *
 from .prototypes import *
 from .inference import *
+from .inference import get_rule
 from .subtree import SubtreeSum
 from .baselines.yolo import *
 from .baselines.hyperspherical import *
@@ -47,28 +41,24 @@ class PictureError(ValueError):
     "A picture that cannot be read"
 
 # %% ../nbs/44_saving.ipynb #4dac9fd1
-def _listed(**groups):
-    "The first three of each of the lists in `groups`, as text"
-    more = lambda o: f' and {len(o)-3} more' if len(o)>3 else ''
-    return '; '.join(f"{k}: {', '.join(o[:3])}{more(o)}" for k,o in groups.items() if o)
-
-def _class_paths(h): return ['/'.join(o) for o in h.nodes[:len(h)]] if isinstance(h, Hierarchy) else h.leaves
+def _changes(old, new, added='new', changed='moved'):
+    "What differs between the dicts `old` and `new`, as text"
+    lost,more = ([repr(k) for k in a if k not in b] for a,b in ((old,new), (new,old)))
+    other = [f'{k!r} was {old[k]!r} and is {new[k]!r}' for k in old if old[k]!=new.get(k, old[k])]
+    groups = {'missing': lost, added: more, changed: other}
+    return '; '.join(f"{k}: {', '.join(o[:3])}" + f' and {len(o)-3} more'*(len(o)>3) for k,o in groups.items() if o)
 
 # %% ../nbs/44_saving.ipynb #d2b0afe8
-def _difference(old, h):
-    "What changed from `old`, a dict of class names to paths, to the hierarchy `h`"
-    new = dict(zip(h.leaves, _class_paths(h)))
-    moved = [f'{n!r} was {old[n]!r} and is {new[n]!r}' for n in old if old[n]!=new.get(n, old[n])]
-    lost,added = ([repr(n) for n in a if n not in b] for a,b in ((old,new), (new,old)))
-    return _listed(missing=lost, new=added, moved=moved) or 'the costs, edge weights or order of classes differ'
+def _paths(h):
+    "Paths of the nodes of `h`, the classes first; names of the classes, if it is not a tree"
+    return ['/'.join(o) for o in h.nodes] if isinstance(h, Hierarchy) else h.leaves
 
 # %% ../nbs/44_saving.ipynb #21526404
 _distances = {**distances, 'squared_cosine': squared_cosine}
 
-def _proto_head(h, m, n_protos, distance, learn, **_):
-    return PrototypeHead(m, n_protos, len(h), _distances[distance], torch.zeros(n_protos, m), learn)
-
-_heads = dict(PrototypeHead=_proto_head,
+_heads = dict(
+    PrototypeHead=lambda h, m, n_protos, distance, learn, **_:
+        PrototypeHead(m, n_protos, len(h), _distances[distance], torch.zeros, learn),
     LinearHead=lambda h, m, bias, **_: LinearHead(m, len(h), bias),
     NCMHead=lambda h, m, distance, **_: NCMHead(m, len(h), _distances[distance]),
     YOLOHead=lambda h, m, **_: YOLOHead(m, h),
@@ -119,8 +109,8 @@ def _image_settings(dls):
     "Channels, size, resizing and normalisation of the pictures of `dls`; None for other data"
     x = dls.valid.one_batch()[0]
     if not isinstance(x, torch.Tensor) or x.ndim!=4: return None
-    fs = [o for k in ('after_item','after_batch') for o in L(getattr(getattr(dls.valid, k, None), 'fs', None))]
-    norm,resize = (first(o for o in fs if isinstance(o, c)) for c in (Normalize,Resize))
+    fs = [o for k in ('after_item','after_batch') for o in nested_attr(dls.valid, f'{k}.fs', [])]
+    norm,resize = (first(fs, risinstance(o)) for o in (Normalize,Resize))
     pre = first(o for o in fs if isinstance(o, AffineCoordTfm) and o.size is not None) # batches are resized too
     odd = [type(o).__name__ for o in fs if not (isinstance(o, _known) or getattr(o, 'split_idx', None)==0)]
     if pre and (resize is None or pre.mode!='bilinear' or not pre.align_corners): odd.append('resizing of batches')
@@ -129,20 +119,18 @@ def _image_settings(dls):
     mean,std = (o.flatten().expand(x.shape[1]).tolist() for o in stats)
     res = dict(channels=x.shape[1], size=list(x.shape[-2:]), mean=mean, std=std)
     if resize is None: return res
-    how = Image.Resampling(resize.mode).name.lower()
     if pre: res['presize'] = [*resize.size][::-1]
+    how = Image.Resampling(resize.mode).name.lower()
     return dict(res, resize=resize.method, pad=resize.pad_mode, interpolation=how)
 
 # %% ../nbs/44_saving.ipynb #35338a66
-_formats = 'JPEG PNG BMP GIF TIFF WEBP PPM'.split()
-
 def _open(o):
     if isinstance(o, Image.Image): return o
     if isinstance(o, np.ndarray): return Image.fromarray(o)
     if isinstance(o, bytes): o = io.BytesIO(o)
     elif not os.path.isfile(o):
         raise PictureError('this is not a regular file' if os.path.exists(o) else 'there is no such file')
-    return Image.open(o, formats=_formats)
+    return Image.open(o, formats='JPEG PNG BMP GIF TIFF WEBP PPM'.split())
 
 # %% ../nbs/44_saving.ipynb #6afbbbe8
 def read_picture(
@@ -176,26 +164,18 @@ def _pixels(o, channels, size, resize='squish', pad='reflection', interpolation=
     else: img = (_crop(img, size) if resize=='crop' else img).resize(size[::-1], mode)
     return torch.from_numpy(np.array(img)).view(*size, channels)
 
-# %% ../nbs/44_saving.ipynb #f0d5ea08
-class _ChannelNorm(nn.Module):
-    "Subtract `mean` and divide by `std`, channel by channel"
-    def __init__(self, mean, std):
-        super().__init__()
-        for k,o in dict(mean=mean, std=std).items(): self.register_buffer(k, torch.tensor(o).float()[:,None,None])
-    def forward(self, x): return (x-self.mean)/self.std
-
 # %% ../nbs/44_saving.ipynb #d442559f
 class Predictor:
     "A `model` with its hierarchy `h` and `settings`: pictures to paths of classes. Threads may share it"
     def __init__(self, model, h, settings):
         im = settings.get('images')
         self.model,self.h,self.settings = model.eval(),h,settings
-        self.norm = (_ChannelNorm(im['mean'], im['std']) if im else nn.Identity()).to(self.device)
+        self.norm = v2.Normalize(im['mean'], im['std']) if im else nn.Identity()
     @property
     def device(self): return next((o.device for o in self.model.parameters()), torch.device('cpu'))
     def __repr__(self):
-        method,arch = (self.settings.get(k) for k in ('method','arch'))
-        return f"Predictor: {method or 'a model'} on {arch or 'a custom body'}, {len(self.h)} classes"
+        s = self.settings
+        return f"Predictor: {s.get('method') or 'a model'} on {s.get('arch') or 'a custom body'}, {len(self.h)} classes"
 
 # %% ../nbs/44_saving.ipynb #c96bfd39
 @patch
@@ -212,7 +192,7 @@ def _check_batch(x, im):
     "Raise a `PictureError` unless the tensor `x` has the size of the image settings `im`, and values of pictures"
     if x.shape[1:]!=(want := (im['channels'],*im['size'])):
         raise PictureError(f'the batch has shape {tuple(x.shape)}, it must be {("N", *want)}')
-    if x.dtype==torch.uint8 or x.is_meta or not x.numel() or (-.01<=x.min() and x.max()<=1.01): return
+    if x.is_meta or not x.numel() or (-.01<=x.min() and x.max()<=1.01): return
     raise PictureError(f'pixels must be between 0 and 1, got {x.min():g} to {x.max():g}: divide bytes by 255')
 
 # %% ../nbs/44_saving.ipynb #1aba5040
@@ -251,13 +231,12 @@ def rule(self:Predictor,
 ):
     "The decision rule called `name`: a function from scores to numbers of classes, or of groups for 'back_off'"
     name = name or self.settings.get('rule', 'argmax')
-    rules = dict(argmax=lambda h: argmax_rule, crm=CRM, back_off=lambda h: BackOff(h, ifnone(threshold, .5)))
-    if name not in rules: raise ModelError(f"unknown rule {name!r}; choose from {', '.join(rules)}")
     if threshold is not None and name!='back_off':
         raise ModelError(f"a threshold needs rule='back_off' (--rule back_off), got {name!r}")
-    if not (isinstance(threshold, (int,float,NoneType)) and 0<=(threshold or 0)<=1):
+    threshold = ifnone(threshold, .5)
+    if not (isinstance(threshold, (int,float)) and 0<=threshold<=1):
         raise ModelError(f'threshold must be a number between 0 and 1, got {threshold!r}')
-    return rules[name](self.h)
+    return get_rule(name, self.h, threshold)
 
 # %% ../nbs/44_saving.ipynb #ada0a809
 @patch
@@ -283,7 +262,7 @@ def _hierarchy_of(learn, h):
     "The hierarchy `h`, or that of `learn`, in the order of the vocabulary"
     h = align_costs(ifnone(h, getattr(learn, 'hierarchy', None)), learn.dls)
     if h is None: raise HierarchyError('the learner has no hierarchy: pass `h`')
-    return h if isinstance(h, (Hierarchy,CostMatrix)) else CostMatrix(h, learn.dls.vocab, warn=False)
+    return h if isinstance(h, Costs) else CostMatrix(h, learn.dls.vocab, warn=False)
 
 # %% ../nbs/44_saving.ipynb #50a63a70
 def _find_arch(learn, arch):
@@ -293,8 +272,7 @@ def _find_arch(learn, arch):
     name = arch if isinstance(arch, str) else getattr(arch, '__name__', str(arch))
     try: arch_func(name)
     except ValueError as e:
-        how = 'for a custom body pass a module as `arch`, and to `load_classifier` as `body`'
-        raise ModelError(f'{e}; {how}') from None
+        raise ModelError(f'{e}; for a custom body pass a module as `arch` and to `load_classifier` as `body`') from None
     return name
 
 # %% ../nbs/44_saving.ipynb #279048b2
@@ -305,18 +283,13 @@ def _settings_of(learn, model, h, arch, arch_args):
         arch_args=arch_args or {}, head=_head_settings(model[1]),
         embedder=_embedder_settings(model[0], im['channels'] if im else 3),
         rule='crm' if isinstance(getattr(learn, 'rule', None), CRM) else 'argmax',
-        vocab=h.leaves, paths=_class_paths(h), fingerprint=h.fingerprint, images=im,
+        vocab=h.leaves, paths=_paths(h)[:len(h)], fingerprint=h.fingerprint, images=im,
         versions=dict(hierproto=hierproto.__version__, torch=torch.__version__))
 
 # %% ../nbs/44_saving.ipynb #b80eb0b4
 @patch(cls_method=True)
-def from_learner(cls:Predictor,
-    learn, # a `Learner`
-    h=None, # the hierarchy; `learn.hierarchy` by default
-    arch=None, # name or function of the body, see `ARCHS`; found in `learn` by default
-    arch_args=None # arguments of a function in `ARCHS` that differ from its defaults
-):
-    "A `Predictor` with a copy of the model of `learn`"
+def from_learner(cls:Predictor, learn, h=None, arch=None, arch_args=None):
+    "A `Predictor` with a copy of the model of `learn`; `h`, `arch` and `arch_args` as in `save_classifier`"
     if not (isinstance(learn.model, nn.Sequential) and len(learn.model)==2):
         raise ModelError(f'the model must be `nn.Sequential(body, head)`, it is a {type(learn.model).__name__}')
     h,model = _hierarchy_of(learn, h),deepcopy(learn.model).cpu()
@@ -332,7 +305,7 @@ def _predictor(o, *args):
 def _fits(v, t):
     "Is the value `v` of the type `t`?"
     kind,args = get_origin(t) or t,get_args(t)
-    if kind in (Union,UnionType): return any(_fits(v, o) for o in args)
+    if kind is UnionType: return any(_fits(v, o) for o in args)
     if kind is Literal: return v in args
     if kind is list: return isinstance(v, list) and all(_fits(o, args[0]) for o in v)
     if kind is int: return type(v) is int and 0<v<=10**7
@@ -385,7 +358,7 @@ class _Head(_Typed):
     m:int
     n_classes:int|None=None
     n_protos:int|None=None
-    distance:Literal[tuple(_distances)]|None=None
+    distance:Literal[(*_distances, None)]=None
     learn:bool|None=None
     bias:bool|None=None
 
@@ -410,49 +383,42 @@ class _Settings(_Typed):
         self.need(re.fullmatch(r'(timm/)?[\w.]+', self.arch or 'x'), f'arch must be a name, got {self.arch!r}')
         self.need(_fits([*self.arch_args.values()], list[int|list[int]]), 'arch_args must be sizes')
 
-# %% ../nbs/44_saving.ipynb #aa22857a
-def _check_settings(s, where):
-    "The settings `s` with defaults, or a `ModelError`"
-    try: return asdict(_Settings(**s))
-    except (TypeError,ValueError) as e: raise ModelError(f'{where}: {str(e).replace(".__init__()", "")}') from None
-
 # %% ../nbs/44_saving.ipynb #9bfee654
 _files = {'model.safetensors': 2*10**10, 'hierarchy.json': 10**8, 'settings.json': 10**8} # with their largest sizes
 
 def _write_model(p, folder):
     "Write the three files of the predictor `p` into `folder`"
-    tensors = {k: v.detach().contiguous().clone() for k,v in p.model.state_dict().items()}
+    tensors = {k: v.contiguous().clone() for k,v in p.model.state_dict().items()}
     settings = json.dumps(p.settings, indent=1, ensure_ascii=False)+'\n'
     data = save(tensors, dict(fingerprint=p.h.fingerprint)),p.h.to_json().encode(),settings.encode()
     for f,o in zip(_files, data): (folder/f).write_bytes(o)
 
 # %% ../nbs/44_saving.ipynb #a1e26673
 def _load_settings(folder):
-    "The settings of the model in `folder`, checked"
+    "The settings of the model in `folder`, checked, with defaults"
     for o,most in _files.items():
         if not (folder/o).is_file(): raise ModelError(f'{folder}: not a saved model, {o} is missing')
         if (folder/o).stat().st_size>most: raise ModelError(f'{folder}: {o} is larger than {most/1e9:g} GB')
-    try: s = json.loads((folder/'settings.json').read_text(encoding='utf-8'))
-    except (ValueError,RecursionError) as e: raise ModelError(f'{folder}: settings.json is not JSON: {e}') from None
-    return _check_settings(s, folder/'settings.json')
+    try: return asdict(_Settings(**json.loads((folder/'settings.json').read_text(encoding='utf-8'))))
+    except (TypeError,ValueError,RecursionError) as e:
+        raise ModelError(f'{folder}: settings.json cannot be used: {str(e).replace(".__init__()", "")}') from None
 
 # %% ../nbs/44_saving.ipynb #bb14b60c
 def _header(f):
-    "Shape and type of each tensor in the safetensors file `f`, and its metadata"
+    "Shape of each tensor in the safetensors file `f`, whether it has floats, and the metadata"
     try:
         with safe_open(f, 'pt') as o:
             parts = {k: o.get_slice(k) for k in o.keys()}
-            return {k: (v.get_shape(), v.get_dtype()) for k,v in parts.items()},o.metadata() or {}
+            return {k: (v.get_shape(), 'F' in v.get_dtype()) for k,v in parts.items()},o.metadata() or {}
     except Exception as e: # `SafetensorError` is not a `ValueError`
         raise ModelError(f'{f}: the weights are truncated or damaged ({e}): copy the file again') from None
 
 # %% ../nbs/44_saving.ipynb #382657aa
 def _compare(want, have, where):
     "Raise a `ModelError` unless the header `have` has the tensors `want`"
-    fits = lambda k: list(want[k].shape)==list(have[k][0]) and want[k].is_floating_point()==('F' in have[k][1])
-    wrong = [f'{k} {have[k][1]} {have[k][0]} instead of {list(want[k].shape)}'
-             for k in want if k in have and not fits(k)]
-    text = _listed(missing=[k for k in want if k not in have], unknown=[k for k in have if k not in want], wrong=wrong)
+    kind = lambda shape, floats: f"{'floats' if floats else 'integers'} {[*shape]}"
+    want = {k: kind(v.shape, v.is_floating_point()) for k,v in want.items()}
+    text = _changes(want, {k: kind(*v) for k,v in have.items()}, 'unknown', 'wrong')
     if text: raise ModelError(f'{where}: the weights do not fit the architecture in settings.json: {text}')
 
 # %% ../nbs/44_saving.ipynb #c34cf753
@@ -466,35 +432,31 @@ def _make_body(s, body=None):
     return embedder(body, **{k: v for k,v in e.items() if v is not None})
 
 # %% ../nbs/44_saving.ipynb #4a69fdd1
-def _make_model(s, h, body, have, where):
-    "The model with settings `s`, without weights, if the header `have` fits it"
+def _make_model(s, h, body, have, f):
+    "The model with settings `s` and the weights in the safetensors file `f`, if its header `have` fits"
     head,total = dict(s['head']),sum(np.prod(o, dtype=float) for o,_ in have.values())
-    if head['m']*max(head.get('n_protos') or 1, len(h))>total: raise ModelError(f'{where}: too few weights for {head}')
+    if head['m']*max(head.get('n_protos') or 1, len(h))>total: raise ModelError(f'{f}: too few weights for {head}')
     try:
         if body is None:
             with torch.device('meta'): want = nn.Sequential(_make_body(s)).state_dict()
-            _compare(want, {k: v for k,v in have.items() if k.startswith('0.')}, where)
-        return nn.Sequential(_make_body(s, body), _heads[head.pop('type')](h, **head))
+            _compare(want, {k: v for k,v in have.items() if k.startswith('0.')}, f)
+        model = nn.Sequential(_make_body(s, body), _heads[head.pop('type')](h, **head))
     except (ModelError,HierarchyError): raise
-    except Exception as e: raise ModelError(f"{where}: cannot build the model in settings.json: {e}") from None
+    except Exception as e: raise ModelError(f"{f}: cannot build the model in settings.json: {e}") from None
+    _compare(model.state_dict(), have, f)
+    model.load_state_dict(load_file(f))
+    bad = [k for k,v in model.state_dict().items() if v.is_floating_point() and not v.isfinite().all()]
+    if bad: raise ModelError(f"{f}: NaN in {', '.join(bad[:3])}: train again with a smaller learning rate")
+    return model
 
 # %% ../nbs/44_saving.ipynb #36a5fbbc
 def _check_tree(h, s, where):
     "The hierarchy `h` in the order of training, or an error that says how it differs"
     now = h.align(s['vocab']) if sorted(h.leaves)==sorted(s['vocab']) else h
     if now.fingerprint==s['fingerprint']: return now
-    what = _difference(dict(zip(s['vocab'], s['paths'] or s['vocab'])), now)
-    raise HierarchyError(f'{where}: not the hierarchy that the model was trained with: {what}; use that one')
-
-# %% ../nbs/44_saving.ipynb #0edd9174
-def _load_weights(model, f, have):
-    "`model` with the weights of the safetensors file `f`, whose header is `have`"
-    _compare(model.state_dict(), have, f)
-    tensors = load_file(f)
-    bad = [k for k,v in tensors.items() if v.is_floating_point() and not v.isfinite().all()]
-    if bad: raise ModelError(f'{f}: {_listed(NaN=bad)}: train again with a smaller learning rate')
-    model.load_state_dict(tensors)
-    return model
+    what = _changes(dict(zip(s['vocab'], s['paths'] or s['vocab'])), dict(zip(now.leaves, _paths(now))))
+    raise HierarchyError(f'{where}: not the hierarchy that the model was trained with: '
+                         f"{what or 'the costs, edge weights or order of classes differ'}; use that one")
 
 # %% ../nbs/44_saving.ipynb #6e094c6c
 def load_classifier(
@@ -510,9 +472,8 @@ def load_classifier(
     if meta.get('fingerprint', s['fingerprint'])!=s['fingerprint']:
         raise ModelError(f'{folder}: settings.json and model.safetensors belong to different models')
     given = ifnone(hierarchy, folder/'hierarchy.json')
-    h = _check_tree(read_hierarchy(given), s, given if isinstance(given, (str,Path)) else 'the given hierarchy')
-    model = _load_weights(_make_model(s, h, body, have, f), f, have)
-    return Predictor(model.to(device or 'cpu'), h, s)
+    h = _check_tree(read_hierarchy(given), s, given)
+    return Predictor(_make_model(s, h, body, have, f).to(device or 'cpu'), h, s)
 
 # %% ../nbs/44_saving.ipynb #e284ea12
 def _example_batch(p, n=2):
@@ -522,7 +483,7 @@ def _example_batch(p, n=2):
 def _read_back(p, folder):
     "Raise a `ModelError` unless the files of `p` in `folder` make the same model again"
     s,x = p.settings,_example_batch(p)
-    own = deepcopy(p.model[0] if s['embedder'] is None else p.model[0][0]) if s['arch'] is None else None
+    own = None if s['arch'] else deepcopy(p.model[0][0] if s['embedder'] else p.model[0])
     again = load_classifier(folder, body=own)
     if x is not None and not torch.allclose(again.scores(x), p.scores(x), atol=1e-4, rtol=1e-4):
         raise ModelError(f"the saved model gives other scores: is {s['arch']} its architecture?")
@@ -569,8 +530,7 @@ class _Answers(nn.Module):
 # %% ../nbs/44_saving.ipynb #5ebc44ae
 def _metadata(p, rule, threshold):
     h,rule = p.h,rule or p.settings.get('rule', 'argmax')
-    nodes = ['/'.join(n) for n in h.nodes] if isinstance(h, Hierarchy) else h.leaves
-    lists = dict(classes=h.leaves, answers=nodes, settings=p.settings)
+    lists = dict(classes=h.leaves, answers=_paths(h), settings=p.settings)
     lists = {k: json.dumps(o, ensure_ascii=False) for k,o in lists.items()}
     return dict(lists, hierarchy=h.to_json(), fingerprint=h.fingerprint, rule=rule, threshold=str(threshold))
 
@@ -597,10 +557,9 @@ def _onnx_program(graph, x):
 def export_onnx(
     learn, # a `Learner`, a `Predictor`, or the folder of a saved model
     path, # the file to write
-    rule=None, # 'argmax', 'crm' or 'back_off'; that of the method by default
-    threshold=None # of 'back_off'
+    rule=None, threshold=None
 ):
-    "Write model, hierarchy and decision rule of `learn` as one ONNX file"
+    "Write model, hierarchy and decision rule of `learn` as one ONNX file; `rule`, `threshold` as in `Predictor.rule`"
     try: import onnx, onnxscript, onnxruntime
     except ImportError as e: raise ModelError(f"ONNX needs {e.name}: pip install 'hierproto[onnx]'") from None
     if Path(path).is_dir(): raise ModelError(f'{path} is a folder: the second argument is the file to write')
