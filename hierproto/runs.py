@@ -7,12 +7,9 @@ __all__ = ['COLUMNS', 'run_data', 'run_learner', 'results_file', 'run_file', 'ex
 
 # %% ../nbs/51_runs.ipynb #a9164a6d
 import contextlib, importlib, inspect, json, pickle, platform, random, time, warnings
-import numpy as np, pandas as pd, torch
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from pkgutil import resolve_name
-from fastcore.all import *
 from fastai.basics import *
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback
@@ -41,28 +38,24 @@ class _Part(GetAttr):
     _default = 'ds'
     def __init__(self, ds, idx): self.ds,self.idx = ds,idx
     def __len__(self): return len(self.idx)
-    def __getitem__(self, i):
-        j = self.idx[i]
-        return self.ds[j if j.ndim else j.item()]
+    def __getitem__(self, i): return self.ds[self.idx[i].tolist()]
 
 # %% ../nbs/51_runs.ipynb #ffed6726
 def _use(dl, idx): "Let `dl` read the items `idx` only"; dl.dataset,dl.n = _Part(dl.dataset, idx),len(idx)
 
 def _sample(dl, n, seed=0):
-    "Let `dl` read `n` random items only"
-    order = torch.randperm(len(dl.dataset), generator=torch.Generator().manual_seed(seed))
-    if n<len(order): _use(dl, order[:n].sort().values)
+    "Let `dl` read `n` random items only; all if `n` is None"
+    idx = torch.randperm(len(dl.dataset), generator=torch.Generator().manual_seed(seed))[:n]
+    if len(idx)<len(dl.dataset): _use(dl, idx.sort().values)
 
 # %% ../nbs/51_runs.ipynb #1481d859
 def _load_data(r, f, **kwargs):
     "Loaders and hierarchy from the real data, or from a toy in tier smoke"
-    toy = r['tier']=='smoke' and r['data'] in TOYS
-    here = dict(mnist='mnist_here', cifar100='cifar100_here').get(r['data'])
-    missing = toy and here and not resolve_name(f"hierproto.data.{r['data']}:{here}")() # would be downloaded
-    try:
-        if not missing: return f(**kwargs)
-    except FileNotFoundError:
-        if not toy: raise
+    if r['tier']!='smoke' or r['data'] not in TOYS: return f(**kwargs)
+    module = importlib.import_module(f"hierproto.data.{r['data']}")
+    here = getattr(module, f"{r['data']}_here", lambda: True) # what is not here would be downloaded
+    with contextlib.suppress(FileNotFoundError):
+        if here(): return f(**kwargs)
     return f(source=toy_data(r['data']), **kwargs)
 
 # %% ../nbs/51_runs.ipynb #128d273b
@@ -85,18 +78,18 @@ def _frozen_data(r):
     return dls,align_costs(r['hierarchy'], vocab, subset=True)
 
 # %% ../nbs/51_runs.ipynb #e18f6fcc
-_ASKED = 'bs fold size min_samples num_workers holdout protocol normalize augment frozen pretrained'.split()
+_ASKED = 'bs fold fraction size min_samples num_workers holdout protocol normalize augment frozen pretrained'.split()
 
 def _pictures(r):
     "`dls, hierarchy` of a run on the data itself"
     f = resolve_name(f"hierproto.data.{r['data']}:{r['data']}")
-    args = _accepted(f, **{k: r[k] for k in _ASKED if k in r})
-    prep = preprocessing(r['arch'])
-    if prep: args.update(_accepted(f, stats=(prep['mean'], prep['std'])))
+    asked,prep = {k: r[k] for k in _ASKED if k in r},preprocessing(r['arch'])
+    if prep: asked['stats'] = prep['mean'],prep['std']
+    args = _accepted(f, **asked)
     for k in ('holdout','augment'):
         if k in r and k not in args: raise RecipeError(f"{r['data']} has no {k}: remove `{k}`")
-    own = _accepted(f, fraction=r['fraction']) # such data sets keep the shares of the classes
-    if own: args.update(own, seed=r['seed'])
+    own = 'fraction' in args # such data sets keep the shares of the classes
+    if own: args['seed'] = r['seed']
     if r['hierarchy']!=TREES[r['data']]: args['hierarchy'] = r['hierarchy']
     dls,h = _load_data(r, f, **args)
     if not own: _sample(dls.train, round(r['fraction']*len(dls.train_ds)), r['seed'])
@@ -108,10 +101,10 @@ def run_data(
 ):
     "`dls, hierarchy` of the run `r`; a third loader is the test set, if the data has a separate validation set"
     dls,h = (_frozen_data if r.get('frozen') and r['data']!='nyudv2' else _pictures)(r)
-    _sample(dls.train, r.get('n_train', len(dls.train_ds)), r['seed'])
+    _sample(dls.train, r.get('n_train'), r['seed'])
     n = len(dls.train_ds)
     if r.get('same_steps'): _use(dls.train, torch.arange(round(n/r['fraction']))%n)
-    for dl in dls.loaders[1:]: _sample(dl, r.get('n_test', len(dl.dataset)))
+    for dl in dls.loaders[1:]: _sample(dl, r.get('n_test'))
     if 'n_valid' in r:
         if len(dls.loaders)<3: dls.loaders.insert(1, dls.valid.new()) # the test set stays last
         _sample(dls.valid, r['n_valid'])
@@ -136,13 +129,9 @@ class _Rate(Callback):
     def __init__(self, r):
         f,self.smooth = SCHEDULES[r['schedule']],r['schedule']=='one_cycle'
         self.f,(self.lrs,self.wds) = partial(f, **_accepted(f, **r)),_rates(r)
-    def set(self, e):
-        "Set the rates of the epoch `e`"
-        f = self.f(e, self.n_epoch)
-        self.opt.set_hypers(lr=[o*f for o in self.lrs], wd=self.wds)
-    def before_train(self): self.set(self.epoch)
     def before_batch(self):
-        if self.smooth: self.set(self.epoch + self.iter/self.n_iter)
+        f = self.f(self.epoch + self.smooth*self.iter/self.n_iter, self.n_epoch)
+        self.opt.set_hypers(lr=[o*f for o in self.lrs], wd=self.wds)
 
 # %% ../nbs/51_runs.ipynb #5e60e341
 _IGNORE = dict(nyudv2=255)
@@ -240,13 +229,6 @@ def _gather(o):
     if num_distrib()>1: torch.distributed.all_gather_object(res, o)
     return res
 
-# %% ../nbs/51_runs.ipynb #f5b132d9
-def _from_first(o):
-    "The object `o` of the first process"
-    res = [o]
-    if num_distrib()>1: torch.distributed.broadcast_object_list(res)
-    return res[0]
-
 # %% ../nbs/51_runs.ipynb #a7199c89
 @patch
 def save(self:_Checkpoint):
@@ -321,13 +303,16 @@ class _KeepLabels(Callback):
     def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
 
 # %% ../nbs/51_runs.ipynb #7dec46e2
+_SHORT = dict(error_rate='er', average_cost='ahc')
+
+def _test_dl(learn): return learn.dls.loaders[1:3][-1] # the validation set, if there is no other
+
 def _measure(learn, h, ignore_index=None):
-    "All metrics on the test set (the validation set, if there is no other), and the labels"
-    rule,short = getattr(learn, 'rule', argmax_rule),lambda o: dict(error_rate='er', average_cost='ahc').get(o, o)
-    dl,keep = learn.dls.loaders[1:3][-1],_KeepLabels(rule)
+    "All metrics on the test set, and the labels"
+    dl,keep = _test_dl(learn),_KeepLabels(getattr(learn, 'rule', argmax_rule))
     learn.metrics = hier_metrics(h, 'all', ignore_index=ignore_index)
     with _quiet(learn): loss,*values = learn.validate(dl=dl, cbs=keep)
-    res = {short(m.name): v for m,v in zip(learn.metrics, values, strict=True)}
+    res = {_SHORT.get(m.name, m.name): v for m,v in zip(learn.metrics, values, strict=True)}
     levels = [res.pop(k) for k in list(res) if k.endswith('_accuracy')]
     return dict(res, loss=loss, levels=json.dumps(levels), n_test=len(dl.dataset)), keep.labels
 
@@ -438,11 +423,11 @@ def _same_training(r, recipes):
 def _more_columns(r, learn, h):
     "Columns of frozen features, and those that the setting `crm` adds"
     if not r.get('crm'): return dict(features=learn.dls.features) if r.get('frozen') else {}
-    with learn.no_bar(): scores,y = learn.get_preds(dl=learn.dls.loaders[1:3][-1], act=noop)
+    with learn.no_bar(): scores,y = learn.get_preds(dl=_test_dl(learn), act=noop)
     expert,risk = align_costs(TREES[r['data']], learn.dls, subset=True),-expected_cost(scores, h)
     decided = hier_report(risk, y, h)
-    names = ('er','error_rate'),('ahc','average_cost'),*[(o,o) for o in ('mistake_severity','hier_dist_at_5')]
-    return dict({f'{k}_crm': decided[o] for k,o in names}, nll=F.cross_entropy(scores, y).item(),
+    names = *_SHORT,'mistake_severity','hier_dist_at_5'
+    return dict({f'{_SHORT.get(o, o)}_crm': decided[o] for o in names}, nll=F.cross_entropy(scores, y).item(),
                 ahc_expert=average_cost(scores, y, expert).item(), ahc_expert_crm=average_cost(risk, y, expert).item(),
                 features=getattr(learn.dls, 'features', ''))
 
@@ -477,7 +462,7 @@ def train_run(
     learn = run_learner(r, dls, h, cbs)
     with _logged(log, r, out) as logs, learn.added_cbs(logs), _set_up(r, learn):
         state = _fit(r, learn, run_file(r, out, 'ckpt'), _scale_costs(learn, h), bar)
-    learn.model.load_state_dict(_from_first(state['best']['model']))
+    learn.model.load_state_dict(_gather(state['best']['model'])[0])
     for o in [*_same_training(r, also), r]:
         learn.rule = get_method(o['method']).decide(learn.hierarchy)
         _write(o, out, learn, h, state, preds, facts)

@@ -7,14 +7,11 @@ __all__ = ['TensorDS', 'TensorDL', 'tensor_dls', 'RotateZoom', 'write_whole', 'c
            'cache_path', 'take_fraction', 'hold_out', 'random_parts']
 
 # %% ../../nbs/20_data.core.ipynb #9046bf71
-import hashlib, math, os, pickle, platform, torch, torch.nn.functional as F
+import hashlib, math, os, pickle, platform
 from contextlib import suppress
-from pathlib import Path
-from fastcore.all import *
 from fastai.data.all import *
 from fastai.vision.augment import RandTransform
 from fastai.vision.core import *
-from ..hierarchy import *
 
 # %% ../../nbs/20_data.core.ipynb #878bcb68
 class TensorDS:
@@ -126,7 +123,7 @@ class RotateZoom(RandTransform):
         super().__init__(**kwargs)
         store_attr('max_deg,zoom,mode')
     def encodes(self, x:TensorImage):
-        t = torch.as_tensor(x).as_subclass(Tensor)
+        t = x.as_subclass(Tensor)
         u = torch.rand(2, len(t), device=t.device)
         theta = (2*u[0]-1)*math.radians(self.max_deg)
         return type(x)(_rotate_zoom(t, theta, self.zoom[0]+u[1]*(self.zoom[1]-self.zoom[0]), self.mode))
@@ -165,7 +162,7 @@ def cached(
 def data_roots():
     "Folders with data sets: `$HIERPROTO_DATA`, if set, and fastai's"
     own = os.environ.get('HIERPROTO_DATA')
-    return [*([Path(own).expanduser()] if own else []), fastai_cfg().path('data')]
+    return [Path(o).expanduser() for o in (own, fastai_cfg().path('data')) if o]
 
 # %% ../../nbs/20_data.core.ipynb #6ab3473f
 def find_data(
@@ -188,8 +185,7 @@ def file_stamp(
     path # file or folder
 ):
     "Number of files at or below `path`, their bytes and the time of the newest: changes when files do"
-    files = [path] if path.is_file() else [f for f in path.rglob('*') if f.is_file()]
-    stats = [f.stat() for f in files]
+    stats = [f.stat() for f in (path, *path.rglob('*')) if f.is_file()]
     return len(stats),sum(o.st_size for o in stats),max((o.st_mtime_ns for o in stats), default=0)
 
 # %% ../../nbs/20_data.core.ipynb #249754b9
@@ -232,7 +228,7 @@ def random_parts(
     seed=0 # of the random order
 ):
     "The numbers below `n` in random parts of `shares`, each in ascending order"
-    cuts = [round(n*c) for c in torch.tensor(shares, dtype=torch.float64).cumsum(0).tolist()]
+    cuts = [round(n*c) for c in np.cumsum(shares).tolist()]
     if cuts[-1]!=n: raise ValueError(f'shares must add up to 1, got {sum(shares)}')
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     return [o.sort().values for o in order.tensor_split(cuts[:-1])]

@@ -8,9 +8,6 @@ __all__ = ['VOID', 'official_split', 'tree_colours', 'nyudv2']
 # %% ../../nbs/24_data.nyudv2.ipynb #b0aee6ad
 import hashlib, json, warnings
 from importlib.resources import files
-import numpy as np, torch, torch.nn.functional as F
-from PIL import Image
-from fastcore.all import *
 from fastai.data.all import *
 from fastai.vision.core import *
 from fastai.vision.data import get_grid
@@ -46,7 +43,7 @@ def official_split():
 # %% ../../nbs/24_data.nyudv2.ipynb #1b5f6e75
 def _resize_bytes(x, size, smooth=False):
     "Images `x` (..., H, W) as bytes of `size`; `smooth` averages, else the nearest pixel counts"
-    if size is None or tuple(size)==tuple(x.shape[-2:]): return x
+    if size is None or tuple(size)==x.shape[-2:]: return x
     kw = dict(mode='bilinear', antialias=True) if smooth else dict(mode='nearest-exact')
     return F.interpolate(x[None].float(), size=tuple(size), **kw)[0].round().to(x.dtype)
 
@@ -175,11 +172,11 @@ def _frozen_net(arch, pretrained=True):
 
 # %% ../../nbs/24_data.nyudv2.ipynb #57ca9562
 @torch.inference_mode()
-def _frame_features(x, net, zoom=2, bar=False):
-    "Features (N, F) by `net` of the frames `x` (N, 4, H, W), enlarged by `zoom`"
+def _frame_features(x, net, bar=False):
+    "Features (N, F) by `net` of the frames `x` (N, 4, H, W) at twice their size"
     mean,std = [tensor(preprocessing(net)[k])[:,None,None] for k in ('mean','std')]
     def some(x):
-        x = F.interpolate(x.float()/255, scale_factor=zoom, mode='bilinear')
+        x = F.interpolate(x.float()/255, scale_factor=2, mode='bilinear')
         both = torch.cat([x[:,:3], x[:,3:].expand(-1, 3, -1, -1)]).to(memory_format=torch.channels_last)
         maps = net.forward_intermediates((both-mean)/std, indices=[2,3,4], intermediates_only=True)
         return torch.cat([torch.cat(o.chunk(2), 1).flatten(1) for o in maps], 1).half()
