@@ -52,7 +52,7 @@ def _embed(learn):
     with torch.no_grad():
         parts = [(body(x.as_subclass(Tensor)), y.as_subclass(Tensor)) for x,y in learn.dls.valid]
         z,y = map(torch.cat, zip(*parts))
-        return to_cpu((z, head(z).argmax(1), y))
+        return z.cpu(),head(z).argmax(1).cpu(),y.cpu()
 
 # %% ../nbs/53_figure1_runs.ipynb #bcd46283
 def _both_costs(confusion, protos):

@@ -25,6 +25,7 @@ _SILENT,_NB,_OURS = 'not stated; section 4.2 refers to the papers of the backbon
 def _said(place, **settings): return {k: (v, place) for k,v in settings.items()}
 
 _USUAL = {**_said(_HYPER, m=64, lam=1.), **_said('section 4.3', loss='cross_entropy')}
+_ONCE = {**_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
 _CIFAR100 = {**_USUAL, **_said(_SETS, arch='resnet18_32'),
              **_said('not stated; no published weights for 32x32', pretrained=False),
              **_said(_APP, opt='sgd', lr=.1, mom=.9, wd=5e-4, epochs=200, bs=128, schedule='steps', factor=1/5,
@@ -35,7 +36,7 @@ _NYUDV2 = {**_USUAL, **_said(_SETS, arch='fusenet'),
            **_said("not stated; FuseNet's authors start from VGG-16", pretrained=True),
            **_said(_APP, opt='sgd', lr=1e-3, mom=.9, wd=5e-3, epochs=300, bs=4, last=.9, report='best_of_last_5'),
            **_said(_APP+', read as a factor of the first rate', schedule='factor'),
-           **_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
+           **_ONCE}
 
 # %% ../nbs/50_recipes.ipynb #88a34dfa
 _S2AGRI = {**_USUAL, **_said(_SETS, arch='psetae'), **_said('not stated', pretrained=False),
@@ -51,7 +52,7 @@ _INAT19 = {**_USUAL, **_said(_SETS, arch='resnet18_224', pretrained=True), **_sa
            **_said(_SILENT, schedule='constant'),
            **_said(_APP, opt='adam', lr=1e-4, betas=(.9,.999), wd=0., epochs=65, bs=64, report='best_valid'),
            **_said('not stated; usual for ResNet-18', size=224),
-           **_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
+           **_ONCE}
 
 # %% ../nbs/50_recipes.ipynb #c70830e1
 _MNIST = {**_USUAL, **_said(_SETS, arch='convnet', m=2), **_said('the convnet ends in m dimensions', project=False),

@@ -197,7 +197,8 @@ def _bars(ax, groups, name, d):
     bars = ax.barh(mean.index, mean, xerr=sd, color=np.where(mean==mean.min(), 'tab:green', 'tab:blue'), alpha=.8)
     ax.bar_label(bars, fmt=f'%.{d}f', padding=3, fontsize=8)
     low,high = (mean-sd).min(),(mean+sd).max()
-    ax.set(xlabel=f'{name}, mean', xlim=(max(0, low-.3*(high-low)-.01), high+.3*(high-low)+.01))
+    room = .3*(high-low)+.01
+    ax.set(xlabel=f'{name}, mean', xlim=(max(0, low-room), high+room))
 
 # %% ../nbs/54_report.ipynb #9d65729c
 def plot_bars(

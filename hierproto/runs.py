@@ -373,9 +373,9 @@ def _tensorboard(folder):
         def after_batch(self):
             if not self.training: return
             self.writer.add_scalar('train_loss', self.smooth_loss, self.train_iter)
-            values = {f'{k}_{i}': v for i,h in enumerate(self.opt.hypers) for k,v in h.items()}
-            for k,v in values.items():
-                if type(v) in (int,float): self.writer.add_scalar(k, v, self.train_iter)
+            for i,h in enumerate(self.opt.hypers):
+                for k,v in h.items():
+                    if type(v) in (int,float): self.writer.add_scalar(f'{k}_{i}', v, self.train_iter)
     return Board(folder, trace_model=False, log_preds=False)
 
 # %% ../nbs/51_runs.ipynb #6d513560

@@ -202,8 +202,7 @@ def _features(parts, net):
     "Features (N, views, F) by `net` of the frames in `parts`, to train and to test, and their digest"
     (train,_),(test,_) = parts
     def views(*xs): return torch.stack([_frame_features(o, net, bar=True) for o in xs], 1)
-    xs = views(train, train.flip(-1)),views(test)
-    return [*xs, _digest([train, test, *net.state_dict().values()])]
+    return [views(train, train.flip(-1)), views(test), _digest([train, test, *net.state_dict().values()])]
 
 # %% ../../nbs/24_data.nyudv2.ipynb #b40a171a
 def _hold_out(x, y, share, seed=0):

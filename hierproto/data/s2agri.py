@@ -93,7 +93,7 @@ def __getitem__(self:_ParcelDS, i):
 @patch
 def new_empty(self:_ParcelDS):
     "The same data set without its parcels"
-    return _ParcelDS(self.path, [], self.y[:0], {None:np.zeros(0, 'float32')}, None, self.vocab, self.n_pixels, 1)
+    return _ParcelDS(self.path, [], self.y[:0], {}, vocab=self.vocab, n_pixels=self.n_pixels, split_idx=1)
 
 # %% ../../nbs/25_data.s2agri.ipynb #526121fa
 def _pad_parcels(items):
@@ -183,9 +183,9 @@ def show_batch(self:_ParcelDL, b=None, max_n=6, figsize=None, **kwargs):
 
 # %% ../../nbs/25_data.s2agri.ipynb #7ff97555
 def _norm_geom(src, ids, train):
-    "Shape features of `ids`, normalised by those of `train`; None if there are none"
+    "Shape features of `ids` (N, F), normalised by those of `train`; F is 0 without a file"
     f = src/'META'/'geomfeat.json'
-    if not f.exists(): return None
+    if not f.exists(): return torch.zeros(len(ids), 0)
     o = json.loads(f.read_text())
     g = torch.tensor([listify(o[i]) for i in ids], dtype=torch.float32)
     return (g-g[train].mean(0))/g[train].std(0).clamp(min=1e-6)
@@ -206,10 +206,8 @@ def _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels):
     parts[0] = parts[0][take_fraction(y[parts[0]], fraction, seed)]
     in_memory = sum((src/'DATA'/f'{i}.npy').stat().st_size for i in ids) < 2e9
     days,geom = _read_days(dates, ids),_norm_geom(src, ids, parts[0])
-    def part(k, p):
-        shapes = None if geom is None else geom[p]
-        return _ParcelDS(src, [ids[i] for i in p], y[p], days, shapes, vocab, n_pixels, min(k, 1), in_memory)
-    return [part(k, p) for k,p in enumerate(parts)]
+    return [_ParcelDS(src, [ids[i] for i in p], y[p], days, geom[p], vocab, n_pixels, min(k, 1), in_memory)
+            for k,p in enumerate(parts)]
 
 # %% ../../nbs/25_data.s2agri.ipynb #7061d51d
 def s2agri(
