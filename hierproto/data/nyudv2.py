@@ -65,12 +65,6 @@ def _read_frames(path, size=None):
     x,y = zip(*parallel(_read_frame, frames, size=size, n_workers=defaults.cpus, threadpool=True, progress=False))
     return [int(f.stem) for f in frames], torch.stack(x), torch.stack(y)
 
-# %% ../../nbs/24_data.nyudv2.ipynb #3ab2a5b6
-def _h5py():
-    try: import h5py
-    except ImportError: raise ImportError("the official file needs h5py: pip install 'hierproto[nyudv2]'") from None
-    return h5py
-
 # %% ../../nbs/24_data.nyudv2.ipynb #9add861c
 def _read_mat(file, size=None):
     "Frames in the official `file`, as `_read_frames` returns them"
@@ -79,7 +73,7 @@ def _read_mat(file, size=None):
         depth = (torch.from_numpy(depth.T.copy())*25.5).round().clamp(0, 255).to(torch.uint8)
         label = table[torch.from_numpy(label.T.astype(np.int64))]
         return _frame(torch.from_numpy(rgb.swapaxes(1, 2).copy()), depth, label, size)
-    with _h5py().File(file, 'r') as f: x,y = zip(*map(frame, f['images'], f['depths'], f['labels']))
+    with extra('h5py', 'nyudv2').File(file, 'r') as f: x,y = zip(*map(frame, f['images'], f['depths'], f['labels']))
     return [*range(1, len(x)+1)], torch.stack(x), torch.stack(y)
 
 # %% ../../nbs/24_data.nyudv2.ipynb #4254fb27
