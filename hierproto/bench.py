@@ -7,8 +7,8 @@ __all__ = ['take', 'main']
 
 # %% ../nbs/55_bench.ipynb #1fd0602f
 import ctypes, gc, io, json, subprocess, sys, tempfile, time
+from collections import namedtuple
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 import numpy as np, pandas as pd, torch
@@ -63,17 +63,8 @@ def _peak_memory(f):
     f()
     return _status('VmHWM') - before
 
-# %% ../nbs/55_bench.ipynb #7299c40d
-@dataclass
-class _Measure:
-    "A row of the table at each of its sizes"
-    make: callable # function of a size that returns `ours, theirs`
-    against: str # what `theirs` is
-    goals: dict # from size to goal
-    rounds: int = 7 # pairs of timings
-
 # %% ../nbs/55_bench.ipynb #722834f6
-_MEASURES = {}
+_MEASURES,_Measure = {},namedtuple('_Measure', 'make against goals rounds')
 
 def _measure(name, against, goals, rounds=7):
     "Register a function as the measure `name` `against` something, with `goals` per size"
@@ -146,12 +137,11 @@ def _(N, K):
     return lambda: hier_report(scores, y, h), lambda: (scores.argmax(1)==y).float().mean()
 
 # %% ../nbs/55_bench.ipynb #c77be97d
-def _command(*args): return lambda: subprocess.run([sys.executable, *args], check=True, capture_output=True)
-
 @_measure('start of --help', 'one second', {(o,): 1. for o in ('fit','predict','audit','train')}, rounds=3)
 def _(name):
     code = f'from hierproto.cli import run_command; run_command({name!r}, ["--help"])'
-    return _command('-c', code), lambda: time.sleep(1)
+    def start(): subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
+    return start, lambda: time.sleep(1)
 
 @lru_cache
 def _folder(): return tempfile.TemporaryDirectory() # removed when the process ends

@@ -7,10 +7,7 @@ __all__ = ['Claim', 'run_claimed', 'run_sweep', 'show_sweep', 'prepare', 'ray_sw
 
 # %% ../nbs/52_experiments.ipynb #bc0f0a58
 import contextlib, ctypes, os, sys, threading, time, traceback
-import torch
 from functools import lru_cache
-from pathlib import Path
-from fastcore.all import *
 from fastai.basics import *
 from .callbacks import NotFinite
 from .rows import *
@@ -87,13 +84,14 @@ def run_sweep(
     "Do the unfinished runs of `recipes`, together with other processes; returns those that failed"
     left,failed = list(recipes),[]
     while left:
-        res = []
+        claimed = []
         for r in left:
-            res.append(run_claimed(r, out, also=left, **kwargs))
-            if res[-1]!='claimed': say(f"{res[-1]}: {describe(r)}")
-        failed += [r for r,o in zip(left, res) if o=='failed']
-        if len(left)==res.count('claimed'): time.sleep(wait)
-        left = [r for r,o in zip(left, res) if o=='claimed']
+            res = run_claimed(r, out, also=left, **kwargs)
+            if res=='claimed': claimed.append(r)
+            else: say(f"{res}: {describe(r)}")
+            if res=='failed': failed.append(r)
+        if claimed==left: time.sleep(wait)
+        left = claimed
     return failed
 
 # %% ../nbs/52_experiments.ipynb #7074b20c
@@ -102,25 +100,25 @@ def show_sweep(
     out # folder of the results
 ):
     "Print which of the runs `rs` are finished in `out`"
-    done = {f: finished(f) for f in {results_file(r, out) for r in rs}}
-    left = [r for r in rs if r['run_id'] not in done[results_file(r, out)]]
+    done = set().union(*map(finished, {results_file(r, out) for r in rs}))
+    left = [r for r in rs if r['run_id'] not in done]
     for r in rs: print(f"{'to do' if r in left else 'finished':<9} {describe(r)}")
     print(f'{len(rs)} runs, {len(left)} to do')
 
 # %% ../nbs/52_experiments.ipynb #a7950ba9
-def _give_back(libc, every):
+def _give_back(libc):
     while True:
-        time.sleep(every)
+        time.sleep(30)
         libc.malloc_trim(0)
 
 # %% ../nbs/52_experiments.ipynb #e9d1db5c
 @lru_cache
-def _keep_memory(every=30.):
-    "Let glibc keep freed memory for the next steps and return it every `every` seconds; no effect without glibc"
+def _keep_memory():
+    "Let glibc keep freed memory for the next steps and return it twice a minute; no effect without glibc"
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
         libc.malloc_trim
-        threading.Thread(target=_give_back, args=(libc, every), daemon=True).start()
+        threading.Thread(target=_give_back, args=(libc,), daemon=True).start()
         # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD of malloc.h, each at its maximum
         return all([libc.mallopt(k, v) for k,v in ((-3, 2**25), (-1, 2**31-1), (-2, 2**28))])
 

@@ -7,15 +7,10 @@ __all__ = ['MODELS', 'COLOURS', 'model_title', 'figure1_recipes', 'load_arrays',
            'main']
 
 # %% ../nbs/53_figure1_runs.ipynb #ded9e689
-import sys
-import numpy as np, pandas as pd, torch
-from pathlib import Path
-from fastcore.all import *
 from fastcore.script import *
 from fastai.basics import *
 from .hierarchy import *
 from .distortion import *
-from .prototypes import *
 from .data.digits import *
 from .rows import *
 from .recipes import *
@@ -23,11 +18,9 @@ from .runs import *
 from .experiments import *
 
 # %% ../nbs/53_figure1_runs.ipynb #6e525487
-_COSTS = dict(visual='mnist_visual', numerical='digits_chain')
+_COSTS = dict(mnist_visual='visual', digits_chain='numerical')
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
           ('fixed','mnist_visual'), ('gp_disto','digits_chain'), ('fixed','digits_chain')]
-
-def _costs_name(hierarchy): return {v: k for k,v in _COSTS.items()}[hierarchy]
 
 # %% ../nbs/53_figure1_runs.ipynb #fc90dd91
 def model_title(
@@ -36,7 +29,7 @@ def model_title(
 ):
     "Name of a model in tables and figures"
     name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
-    return name if method in ('cross_entropy','learnt') else f'{name} ({_costs_name(hierarchy)})'
+    return name if method in ('cross_entropy','learnt') else f'{name} ({_COSTS[hierarchy]})'
 
 # %% ../nbs/53_figure1_runs.ipynb #e3974bce
 _PLAN = [({}, range(3), MODELS), (dict(protocol='as_written'), range(2), MODELS[:3]),
@@ -65,7 +58,7 @@ def _embed(learn):
 def _both_costs(confusion, protos):
     "AHC of `confusion` (predicted, true) and scale-free distortion of `protos`, for both hierarchies"
     res,p = {},confusion/confusion.sum()
-    for o,name in _COSTS.items():
+    for name,o in _COSTS.items():
         D = digit_costs(name).costs()
         res[f'ahc_{o}'] = float((p*D).sum())
         res[f'disto_{o}'] = float(scale_free_distortion(protos, D))
@@ -144,9 +137,9 @@ def figure1_table(
 ):
     "One line per model, in the order of the figure: mean ± standard deviation over seeds"
     df = df.assign(er=100*df.er)
+    def line(g): return {'seeds': len(g), **{n: _spread(g[c], 1 if c=='er' else 2) for c,n in _METRICS.items()}}
     rows = {model_title(*o): _runs_of(df, o) for o in MODELS}
-    return pd.DataFrame({k: {'seeds': len(g), **{n: _spread(g[c], 1 if c=='er' else 2) for c,n in _METRICS.items()}}
-                         for k,g in rows.items() if len(g)}).T
+    return pd.DataFrame({k: line(g) for k,g in rows.items() if len(g)}).T
 
 # %% ../nbs/53_figure1_runs.ipynb #24d1a416
 COLOURS = np.array('#c62828 #1a3f8b #1b7837 #8e44ad #2bb5c9 #7fbf3f #ef6c4d #3f7fe0 #d48ae0 #ffab73'.split())
@@ -183,7 +176,7 @@ def plot_points(ax, z, y, means=None, protos=None, name=None):
 # %% ../nbs/53_figure1_runs.ipynb #48fb2e4d
 def _panel(ax, row, out):
     "The panel of the run of `row` on `ax`"
-    a,o = load_arrays(row, out),_costs_name(row.hierarchy)
+    a,o = load_arrays(row, out),_COSTS[row.hierarchy]
     plot_points(ax, a['z'], a['y'], a['means'], None if row.method=='cross_entropy' else a['protos'], row.hierarchy)
     letter = 'abcdef'[MODELS.index((row.method, row.hierarchy))]
     numbers = f"ER {100*row.er:.1f}%, AHC {row[f'ahc_{o}']:.2f}, distortion {row[f'disto_{o}']:.2f}"

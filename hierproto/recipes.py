@@ -8,11 +8,10 @@ __all__ = ['RECIPES', 'TREES', 'SCHEDULES', 'TIERS', 'GROUPS', 'RecipeError', 'r
 
 # %% ../nbs/50_recipes.ipynb #2454c3f4
 import ast, hashlib, json, math, operator, os
-from dataclasses import dataclass, field, fields
 from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Literal, get_args, get_origin
+from typing import get_args
 from fastai.learner import Learner
 from .hierarchy import HierarchyError, as_tree
 from .readers import read_hierarchy
@@ -26,6 +25,7 @@ _SILENT,_NB,_OURS = 'not stated; section 4.2 refers to the papers of the backbon
 def _said(place, **settings): return {k: (v, place) for k,v in settings.items()}
 
 _USUAL = {**_said(_HYPER, m=64, lam=1.), **_said('section 4.3', loss='cross_entropy')}
+_ONCE = {**_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
 _CIFAR100 = {**_USUAL, **_said(_SETS, arch='resnet18_32'),
              **_said('not stated; no published weights for 32x32', pretrained=False),
              **_said(_APP, opt='sgd', lr=.1, mom=.9, wd=5e-4, epochs=200, bs=128, schedule='steps', factor=1/5,
@@ -36,7 +36,7 @@ _NYUDV2 = {**_USUAL, **_said(_SETS, arch='fusenet'),
            **_said("not stated; FuseNet's authors start from VGG-16", pretrained=True),
            **_said(_APP, opt='sgd', lr=1e-3, mom=.9, wd=5e-3, epochs=300, bs=4, last=.9, report='best_of_last_5'),
            **_said(_APP+', read as a factor of the first rate', schedule='factor'),
-           **_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
+           **_ONCE}
 
 # %% ../nbs/50_recipes.ipynb #88a34dfa
 _S2AGRI = {**_USUAL, **_said(_SETS, arch='psetae'), **_said('not stated', pretrained=False),
@@ -52,7 +52,7 @@ _INAT19 = {**_USUAL, **_said(_SETS, arch='resnet18_224', pretrained=True), **_sa
            **_said(_SILENT, schedule='constant'),
            **_said(_APP, opt='adam', lr=1e-4, betas=(.9,.999), wd=0., epochs=65, bs=64, report='best_valid'),
            **_said('not stated; usual for ResNet-18', size=224),
-           **_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
+           **_ONCE}
 
 # %% ../nbs/50_recipes.ipynb #c70830e1
 _MNIST = {**_USUAL, **_said(_SETS, arch='convnet', m=2), **_said('the convnet ends in m dimensions', project=False),
@@ -106,7 +106,7 @@ TIERS = dict(
                s2agri=dict(_small, n_train=64, n_test=64, bs=16, min_samples=10),
                inat19=dict(_small, arch='thin_resnet', pretrained=False, n_train=64, n_test=64, bs=16, size=32,
                            num_workers=0)),
-    study=dict(cifar100=dict(_swift, holdout=.1, epochs=5, runs=1)),
+    study=dict(cifar100={**_swift, **_held_out, 'epochs': 5}),
     features=dict(cifar100=_frozen, nyudv2=_maps),
     features_study=dict(cifar100={**_frozen, **_held_out}, nyudv2={**_maps, **_held_out}),
     finetune=dict(cifar100=_tuned), finetune_study=dict(cifar100={**_tuned, **_held_out}),
@@ -126,66 +126,36 @@ def _tier_of(data, tier):
 
 # %% ../nbs/50_recipes.ipynb #602cc28c
 _PRETRAINED = 'tf_efficientnet_lite0','tf_efficientnet_lite1','tf_efficientnet_lite2' # ImageNet weights as packages
+_CHOICES = dict(arch=('identity','hidden',*ARCHS,*_PRETRAINED), frozen=_PRETRAINED, loss=('cross_entropy','focal'),
+                opt=('sgd','adam','adamw'), schedule=tuple(SCHEDULES), report=('last','best_of_last_5','best_valid'),
+                protocol=('published','as_written','bilinear'), repeat=('seed','fold'), summary=('median','mean'))
 
-def _in(**bounds): return field(default=None, metadata=bounds) # ge, gt, le, lt
+def _of(kind, names, **bounds): return {k: (kind, bounds) for k in names.split()} # ge, gt, le, lt
 
 # %% ../nbs/50_recipes.ipynb #46bf7a80
-@dataclass
-class _Settings:
-    "Types and bounds of the settings of a recipe"
-    seed:int = _in(ge=0, lt=2**32)
-    fold:int = _in(ge=0)
-    fraction:float = _in(gt=0, le=1)
-    arch:Literal['identity','hidden',*ARCHS,*_PRETRAINED] = None
-    frozen:Literal[_PRETRAINED] = None # network whose features are the input
-    pretrained:bool|str = None
-    project:bool = None
-    m:int = _in(ge=1)
-    loss:Literal['cross_entropy','focal'] = None
-    gamma:float = _in(ge=0)
-    lam:float|None = _in(ge=0)
-    opt:Literal['sgd','adam','adamw'] = None
-    lr:float = _in(gt=0)
-    mom:float = _in(ge=0, lt=1)
-    betas:tuple[float] = _in(ge=0, lt=1)
-    wd:float = _in(ge=0)
-    proto_lr:float = _in(ge=0) # factor for the learning rate of prototypes
-    proto_wd:float|None = _in(ge=0) # weight decay of prototypes
-    epochs:int = _in(ge=1)
-    bs:int = _in(ge=1)
-    schedule:Literal[tuple(SCHEDULES)] = None
-    at:tuple[float] = _in(ge=0, le=1)
-    factor:float = _in(gt=0)
-    last:float = _in(gt=0)
-    protocol:Literal['published','as_written','bilinear'] = None
-    normalize:bool = None
-    augment:bool = None # change training images at random?
-    size:int = _in(ge=1)
-    min_samples:int = _in(ge=1)
-    holdout:float = _in(ge=0, lt=1) # part of the training set that replaces the test set
-    n_train:int = _in(ge=1)
-    n_test:int = _in(ge=1)
-    n_valid:int = _in(ge=1) # size of the sample of the test set that is measured after each epoch
-    num_workers:int = _in(ge=0)
-    same_steps:bool = None # with a fraction of the data, as many steps as with all of it
-    fp16:bool = None # mixed precision
-    crm:bool = None # measure least-risk decisions too?
-    report:Literal['last','best_of_last_5','best_valid'] = None
-    runs:int = _in(ge=1)
-    repeat:Literal['seed','fold'] = None
-    summary:Literal['median','mean'] = None
-    without:tuple[str] = None
-    args:dict = None # further arguments of `hier_learner`
-
-_FIELDS = {o.name: o for o in fields(_Settings)}
+_FIELDS = {
+    **_of(int, 'seed', ge=0, lt=2**32),
+    **_of(int, 'fold num_workers', ge=0),
+    **_of(int, 'm epochs bs size min_samples n_train n_test n_valid runs', ge=1),
+    **_of(float, 'fraction', gt=0, le=1),
+    **_of(float, 'gamma wd proto_lr', ge=0),
+    **_of(float, 'lr factor last', gt=0),
+    **_of(float, 'mom holdout', ge=0, lt=1),
+    **_of(float|None, 'lam proto_wd', ge=0),
+    **_of([float], 'betas', ge=0, lt=1),
+    **_of([float], 'at', ge=0, le=1),
+    **_of([str], 'without'),
+    **_of(bool, 'project normalize augment same_steps fp16 crm'),
+    **_of(bool|str, 'pretrained'),
+    **_of(dict, 'args'),
+    **{k: (o, {}) for k,o in _CHOICES.items()}}
 
 # %% ../nbs/50_recipes.ipynb #58a056b1
 def _fits(v, t):
     "Is `v` of the type `t`?"
-    kind,args = get_origin(t),get_args(t)
-    if kind is Literal: return v in args
-    if kind is UnionType: return any(_fits(v, o) for o in args)
-    if kind is tuple: return isinstance(v, (list,tuple)) and all(_fits(o, args[0]) for o in v)
+    if isinstance(t, tuple): return v in t
+    if isinstance(t, list): return isinstance(v, (list,tuple)) and all(_fits(o, t[0]) for o in v)
+    if isinstance(t, UnionType): return any(_fits(v, o) for o in get_args(t))
     return type(v) in (int,float) and abs(v)<math.inf if t is float else type(v) is t
 
 # %% ../nbs/50_recipes.ipynb #514b594e
@@ -193,17 +163,16 @@ _WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a s
           dict: 'a dict'}
 
 def _words(t):
-    kind,args = get_origin(t),get_args(t)
-    if kind is Literal: return 'one of '+', '.join(args)
-    if kind is UnionType: return ' or '.join(map(_words, args))
-    return f"a list of {_WORDS[args[0]].split()[1]}s" if kind is tuple else _WORDS[t]
+    if isinstance(t, tuple): return 'one of '+', '.join(t)
+    if isinstance(t, list): return f"a list of {_WORDS[t[0]].split()[1]}s"
+    return ' or '.join(_WORDS[o] for o in get_args(t) or [t])
 
 # %% ../nbs/50_recipes.ipynb #864d2848
 _SIGNS = dict(ge='>=', gt='>', le='<=', lt='<')
 
 def _check_value(name, v, t=None, **bounds):
     "Raise unless `v` is of the type `t` and within `bounds`, by default those of the setting `name`"
-    if t is None: t,bounds = _FIELDS[name].type,_FIELDS[name].metadata
+    if t is None: t,bounds = _FIELDS[name]
     numbers = [o for o in (v if isinstance(v, (list,tuple)) else [v]) if type(o) in (int,float)]
     if _fits(v, t) and all(getattr(operator, k)(o, b) for o in numbers for k,b in bounds.items()): return
     words = ' and '.join(f'{_SIGNS[k]} {b}' for k,b in bounds.items())
@@ -221,8 +190,9 @@ def _run_id(r):
 # %% ../nbs/50_recipes.ipynb #337b53b3
 def _check_together(r):
     "Raise if values of the recipe `r` do not fit together, or its hierarchy is a missing file"
-    for k,need in (('opt',dict(sgd='mom', adam='betas', adamw='betas')), ('loss',dict(focal='gamma'))):
-        o = need.get(r[k])
+    needs = dict(sgd='mom', adam='betas', adamw='betas', focal='gamma')
+    for k in ('opt','loss'):
+        o = needs.get(r[k])
         if o and o not in r: raise RecipeError(f'{k}={r[k]} needs {o}: set {o} too')
     folds = RECIPES[r['data']]['runs'][0] if r['repeat']=='fold' else 1
     if r['fold']>=folds:
@@ -256,8 +226,8 @@ def resolve(
     _known(data, RECIPES, 'data')
     guided,protos = _facts(method)
     r = {**_value(RECIPES[data]), **(_value(_LITTLE) if fraction<1 else {}), **_tier_of(data, tier)}
-    args = r.pop('args', {}) if protos else {}
-    if not protos: r = {k: v for k,v in r.items() if k not in ('proto_lr','proto_wd','args')}
+    args = r.pop('args', {})
+    if not protos: r,args = {k: v for k,v in r.items() if k not in ('proto_lr','proto_wd')},{}
     own = {k: v for k,v in overrides.items() if k in _FIELDS}
     for k,v in dict(own, seed=seed, fold=fold, fraction=fraction).items(): _check_value(k, v)
     r.update({k: float(v) if isinstance(r.get(k), float) and type(v) is int else v for k,v in own.items()})
@@ -297,11 +267,12 @@ def explain(
     return '\n'.join(f'{k:<10} {str(v):<24} {source.get(k, "")}'.rstrip() for k,v in r.items())
 
 # %% ../nbs/50_recipes.ipynb #942201b4
-_ALL = 'cross_entropy hxe soft_labels emd yolo hyperspherical deep_ncm learnt fixed gp_rank gp_disto'
-GROUPS = dict(all=_ALL.split(), ablation='gp_disto gp_disto_fixed_scale fixed gp_rank gp_disto_squared'.split(),
-              robustness='gp_disto gp_disto:lam=.5 gp_disto:lam=2 gp_disto:lam=3 gp_disto:hidden=False'.split(),
-              little='cross_entropy emd learnt gp_disto'.split(),
-              finetune='cross_entropy learnt gp_disto soft_labels'.split())
+_TABLES = dict(
+    all='cross_entropy hxe soft_labels emd yolo hyperspherical deep_ncm learnt fixed gp_rank gp_disto',
+    ablation='gp_disto gp_disto_fixed_scale fixed gp_rank gp_disto_squared',
+    robustness='gp_disto gp_disto:lam=.5 gp_disto:lam=2 gp_disto:lam=3 gp_disto:hidden=False',
+    little='cross_entropy emd learnt gp_disto', finetune='cross_entropy learnt gp_disto soft_labels')
+GROUPS = {k: o.split() for k,o in _TABLES.items()}
 
 def _literal(s):
     try: return ast.literal_eval({'true':'True', 'false':'False', 'null':'None'}.get(s, s))
@@ -313,13 +284,12 @@ def settings(
 ):
     "A dict from text such as 'lam=2,arch=thin_resnet'"
     res = {}
-    for o in s.split(','):
-        k,eq,v = [w.strip() for w in o.partition('=')]
-        if not (k and eq and v) and o:
-            raise RecipeError(f'{o!r} is not a setting: write name=value, as in lam=2,epochs=3')
+    for o in filter(None, s.split(',')):
+        k,_,v = [w.strip() for w in o.partition('=')]
+        if not (k and v): raise RecipeError(f'{o!r} is not a setting: write name=value, as in lam=2,epochs=3')
         if k in ('data','method','methods','tier','seed','seeds','fold','fraction','hierarchy'):
             raise RecipeError(f'{k!r} is not a setting: use --{k}')
-        if o: res[k] = _literal(v)
+        res[k] = _literal(v)
         if k in _FIELDS: _check_value(k, res[k])
     return res
 
@@ -383,6 +353,8 @@ def check_runs(
 ):
     "Raise a `RecipeError` about the first of `rs` that cannot be done"
     for r in rs: _check_args(r)
-    for o,m in {(r['hierarchy'], r['method']): 0 for r in rs if r['hierarchy']!=TREES[r['data']]}:
-        try: METHODS[m].tree and as_tree(read_hierarchy(o), f'The method {m}') or read_hierarchy(o)
+    for o,m in dict.fromkeys((r['hierarchy'], r['method']) for r in rs if r['hierarchy']!=TREES[r['data']]):
+        try:
+            h = read_hierarchy(o)
+            if METHODS[m].tree: as_tree(h, f'The method {m}')
         except HierarchyError as e: raise RecipeError(f'hierarchy {o!r}: {e}') from None

@@ -10,7 +10,6 @@ __all__ = ['PAPER', 'load_results', 'pick', 'title', 'results_table', 'say', 'pl
 import json
 import numpy as np, pandas as pd
 from html import escape
-from pathlib import Path
 from fastcore.all import *
 from .rows import *
 from .compare import holm, t_interval
@@ -153,7 +152,7 @@ def results_table(
     base=None   # settings of the whole table
 ):
     "Error rate and cost of each line, paired differences to cross-entropy (results) or GP-disto, published numbers"
-    how,paper = RECIPES[data]['summary'][0],PAPER[table].get(data, pd.DataFrame(columns=['er','ahc']))
+    how = RECIPES[data]['summary'][0]
     rows = {o: pick(df, o, base=base) for o in lines or PAPER[table].index}
     reference = 'cross_entropy' if table=='results' else 'gp_disto'
     ref = rows.get(reference, pick(df, reference, base=base))
@@ -161,7 +160,7 @@ def results_table(
     sign,column = ('','{}, paper') if table=='results' else ('+','{}, difference, paper')
     for m,name,d in _METRICS:
         res.update(_columns(rows, ref, m, name, d, how, _overlap(df, data)))
-        theirs = [paper[m].get(o, np.nan) for o in rows]
+        theirs = PAPER[table].get((data, m), pd.Series(dtype=float)).reindex([*rows])
         res[column.format(name)] = _bold(['–' if np.isnan(o) else f'{o:{sign}.{d}f}' for o in theirs], theirs)
     return pd.DataFrame(res, index=pd.Index(map(title, rows), name=f'{data}, {how}; difference to {title(reference)}'))
 
@@ -198,7 +197,8 @@ def _bars(ax, groups, name, d):
     bars = ax.barh(mean.index, mean, xerr=sd, color=np.where(mean==mean.min(), 'tab:green', 'tab:blue'), alpha=.8)
     ax.bar_label(bars, fmt=f'%.{d}f', padding=3, fontsize=8)
     low,high = (mean-sd).min(),(mean+sd).max()
-    ax.set(xlabel=f'{name}, mean', xlim=(max(0, low-.3*(high-low)-.01), high+.3*(high-low)+.01))
+    room = .3*(high-low)+.01
+    ax.set(xlabel=f'{name}, mean', xlim=(max(0, low-room), high+room))
 
 # %% ../nbs/54_report.ipynb #9d65729c
 def plot_bars(
@@ -297,11 +297,13 @@ def report(
     base,where = settings(set),Path(figures or Path(out)/'figures')
     resolve(data, tier=tier, **base) # refuses unknown names and values
     df = load_results(data, tier, out, hierarchy)
-    note = f', {len(_old(df))} of them from other recipes and left out' if _old(df) else ''
+    old = len(_old(df))
+    note = f', {old} of them from other recipes and left out' if old else ''
     print(f'# {data}, tier {tier}\n\n{len(df)} runs in {data}_{tier}.csv{note}')
     for name,t in _tables(df, data, base).items(): print(f'\n## {name}\n\n{_markdown(t)}')
     for name,fig in _figures(df, base):
+        file = where/f'{data}_{tier}_{name}.png'
         where.mkdir(parents=True, exist_ok=True)
-        fig.savefig(where/f'{data}_{tier}_{name}.png', dpi=110)
+        fig.savefig(file, dpi=110)
         plt.close(fig)
-        print(f"\n![{name}]({where/f'{data}_{tier}_{name}.png'})")
+        print(f'\n![{name}]({file})')

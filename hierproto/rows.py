@@ -16,10 +16,8 @@ _all_ = ['write_whole']
 
 # %% ../nbs/40_rows.ipynb #336a0d90
 @contextmanager
-def _locked(
-    path # created if it does not exist
-):
-    "The file at `path`, open for reading and appending; other processes wait"
+def _locked(path):
+    "The file at `path`, made if necessary, open for reading and appending; other processes wait"
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, 'a+b', buffering=0) as f:
         with contextlib.suppress(ImportError): # Windows has no such lock

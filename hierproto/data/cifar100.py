@@ -6,9 +6,6 @@
 __all__ = ['cifar100_folder', 'cifar100_here', 'image_tfms', 'cifar100']
 
 # %% ../../nbs/23_data.cifar100.ipynb #2d3bf726
-import numpy as np, torch, torch.nn.functional as F
-from PIL import Image
-from fastcore.all import *
 from fastai.data.all import *
 from fastai.vision.augment import RandTransform
 from fastai.vision.core import *
@@ -16,11 +13,9 @@ from ..hierarchy import *
 from .core import *
 
 # %% ../../nbs/23_data.cifar100.ipynb #03466613
-def _read_class_folders(
-    path # folder with `<superclass>/<class>/<n>.png`
-):
-    "Images below `path` as uint8 (N, 3, H, W), their classes, and the names of the classes"
-    files = sorted(Path(path).glob('*/*/*.png'))
+def _read_class_folders(path):
+    "Images `<superclass>/<class>/<n>.png` in `path` as uint8 (N, 3, H, W), their classes, and the names of the classes"
+    files = sorted(path.glob('*/*/*.png'))
     vocab = sorted({f.parent.name for f in files})
     x = parallel(_read_image, files, n_workers=defaults.cpus, threadpool=True, progress=False)
     return torch.stack(list(x)), tensor([vocab.index(f.parent.name) for f in files]), vocab
@@ -44,9 +39,7 @@ def cifar100_here():
     return any(first((r/'cifar100').glob('train/*/*/*.png')) for r in data_roots())
 
 # %% ../../nbs/23_data.cifar100.ipynb #87b63340
-def _cifar100_tensors(
-    source=None # folder of the unpacked data set, see `cifar100_folder`
-):
+def _cifar100_tensors(source=None):
     "CIFAR-100 as `(x, y), (x, y), vocab`: training set, test set, and the names of the classes"
     path = cifar100_folder(source).resolve()
     def read():
@@ -57,33 +50,21 @@ def _cifar100_tensors(
     return o['train'], o['test'], o['vocab']
 
 # %% ../../nbs/23_data.cifar100.ipynb #069742f9
-def _pad_crop(
-    x,   # images (B, C, H, W)
-    i,   # first row of each crop, 0 to 2*pad (B,)
-    j,   # first column of each crop (B,)
-    pad=4 # pixels of black on each side
-):
-    "A crop of the original size from each image of `x` after padding"
+def _pad_crop(x, i, j):
+    "A crop of its size from each image of `x` (B, C, H, W), at row `i` and column `j` (B,) of the padded image"
     h,w = x.shape[-2:]
-    cuts = F.pad(x, [pad]*4).unfold(2, h, 1).unfold(3, w, 1)
+    cuts = F.pad(x, [4]*4).unfold(2, h, 1).unfold(3, w, 1)
     return cuts[torch.arange(len(x), device=x.device), :, i, j]
 
 # %% ../../nbs/23_data.cifar100.ipynb #50c79bbc
 class _PadCropFlip(RandTransform):
-    "Pad each image of a training batch by `pad` black pixels, crop it at random, and flip it"
+    "Pad each image of a training batch, crop it at random, and flip half of the images"
     order = 5 # on bytes, before conversion to floats
-    def __init__(self,
-        pad=4, # pixels on each side
-        flip=.5, # probability of a flip
-        **kwargs # for `RandTransform`
-    ):
-        super().__init__(**kwargs)
-        self.pad,self.flip = pad,flip
     def encodes(self, x:TensorImage):
         t = x.as_subclass(Tensor)
-        i,j = torch.randint(2*self.pad+1, (2,len(t)), device=t.device)
-        t = _pad_crop(t, i, j, self.pad)
-        return type(x)(t.where(torch.rand(len(t), 1, 1, 1, device=t.device) >= self.flip, t.flip(-1)))
+        i,j = torch.randint(9, (2,len(t)), device=t.device)
+        t = _pad_crop(t, i, j)
+        return type(x)(t.where(torch.rand(len(t), 1, 1, 1, device=t.device) >= .5, t.flip(-1)))
 
 # %% ../../nbs/23_data.cifar100.ipynb #fbe6c608
 _cifar100_stats = ([.5071,.4865,.4409], [.2673,.2564,.2762])
@@ -122,10 +103,9 @@ def cifar100(
     "CIFAR-100, 50,000 to train and 10,000 to test: `dls, hierarchy`"
     (x,y),test,vocab = _cifar100_tensors(source)
     if holdout: (x,y),test = hold_out(x, y, holdout)
-    valid = test
     if valid_pct: (x,y),valid = hold_out(x, y, valid_pct, seed)
+    else: valid,test = test,None
     train = take_fraction(y, fraction, seed)
-    rest = dict(valid=valid, test=test) if valid_pct else dict(valid=valid)
     tfms = image_tfms(stats, *[_PadCropFlip()]*augment) + [_Enlarge(size)]*(size>32)
-    dls = tensor_dls((x[train],y[train]), vocab=vocab, bs=bs, batch_tfms=tfms, **rest, **kwargs)
+    dls = tensor_dls((x[train],y[train]), valid, vocab, bs=bs, batch_tfms=tfms, test=test, **kwargs)
     return dls, align_costs(hierarchy, vocab, subset=True)

@@ -7,7 +7,6 @@ __all__ = ['PROTOCOLS', 'DIGITS', 'digit_pictures', 'figure1_augment', 'digit_co
 
 # %% ../../nbs/21_data.digits.ipynb #78d957e6
 import torch, torch.nn.functional as F
-from fastcore.all import *
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from fastai.data.transforms import Normalize
@@ -35,9 +34,9 @@ def figure1_augment(
     normalize=False # normalise by the mean and deviation of MNIST, after the augmentation?
 ):
     "Batch transforms of Figure 1, as the authors' notebook has them or as their text does"
-    if protocol is not None and protocol not in PROTOCOLS:
+    if protocol not in (None, *PROTOCOLS):
         raise ValueError(f'unknown protocol {protocol!r}; choose from {", ".join(PROTOCOLS)}')
-    augment = [] if protocol is None else [RotateZoom(**PROTOCOLS[protocol])]
+    augment = [RotateZoom(**PROTOCOLS[protocol])] if protocol else []
     return augment + ([Normalize.from_stats(*_MNIST_STATS)] if normalize else [])
 
 # %% ../../nbs/21_data.digits.ipynb #d88136dd

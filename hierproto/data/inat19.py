@@ -6,8 +6,7 @@
 __all__ = ['inat19']
 
 # %% ../../nbs/26_data.inat19.ipynb #257b6b9d
-import json, numpy as np, pandas as pd, torch
-from fastcore.all import *
+import json
 from fastai.vision.all import *
 from ..hierarchy import *
 from .core import *

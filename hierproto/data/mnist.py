@@ -6,12 +6,8 @@
 __all__ = ['mnist_here', 'mnist']
 
 # %% ../../nbs/22_data.mnist.ipynb #2a0a7d1d
-import numpy as np, torch
-from torch import tensor
-from fastcore.all import *
-from fastai.data.external import URLs, untar_data, fastai_cfg
+from fastai.data.all import *
 from PIL import Image
-from ..hierarchy import *
 from .core import *
 from .digits import *
 

@@ -8,9 +8,6 @@ __all__ = ['VOID', 'official_split', 'tree_colours', 'nyudv2']
 # %% ../../nbs/24_data.nyudv2.ipynb #b0aee6ad
 import hashlib, json, warnings
 from importlib.resources import files
-import numpy as np, torch, torch.nn.functional as F
-from PIL import Image
-from fastcore.all import *
 from fastai.data.all import *
 from fastai.vision.core import *
 from fastai.vision.data import get_grid
@@ -46,7 +43,7 @@ def official_split():
 # %% ../../nbs/24_data.nyudv2.ipynb #1b5f6e75
 def _resize_bytes(x, size, smooth=False):
     "Images `x` (..., H, W) as bytes of `size`; `smooth` averages, else the nearest pixel counts"
-    if size is None or tuple(size)==tuple(x.shape[-2:]): return x
+    if size is None or tuple(size)==x.shape[-2:]: return x
     kw = dict(mode='bilinear', antialias=True) if smooth else dict(mode='nearest-exact')
     return F.interpolate(x[None].float(), size=tuple(size), **kw)[0].round().to(x.dtype)
 
@@ -68,12 +65,6 @@ def _read_frames(path, size=None):
     x,y = zip(*parallel(_read_frame, frames, size=size, n_workers=defaults.cpus, threadpool=True, progress=False))
     return [int(f.stem) for f in frames], torch.stack(x), torch.stack(y)
 
-# %% ../../nbs/24_data.nyudv2.ipynb #3ab2a5b6
-def _h5py():
-    try: import h5py
-    except ImportError: raise ImportError("the official file needs h5py: pip install 'hierproto[nyudv2]'") from None
-    return h5py
-
 # %% ../../nbs/24_data.nyudv2.ipynb #9add861c
 def _read_mat(file, size=None):
     "Frames in the official `file`, as `_read_frames` returns them"
@@ -82,7 +73,7 @@ def _read_mat(file, size=None):
         depth = (torch.from_numpy(depth.T.copy())*25.5).round().clamp(0, 255).to(torch.uint8)
         label = table[torch.from_numpy(label.T.astype(np.int64))]
         return _frame(torch.from_numpy(rgb.swapaxes(1, 2).copy()), depth, label, size)
-    with _h5py().File(file, 'r') as f: x,y = zip(*map(frame, f['images'], f['depths'], f['labels']))
+    with extra('h5py', 'nyudv2').File(file, 'r') as f: x,y = zip(*map(frame, f['images'], f['depths'], f['labels']))
     return [*range(1, len(x)+1)], torch.stack(x), torch.stack(y)
 
 # %% ../../nbs/24_data.nyudv2.ipynb #4254fb27
@@ -175,11 +166,11 @@ def _frozen_net(arch, pretrained=True):
 
 # %% ../../nbs/24_data.nyudv2.ipynb #57ca9562
 @torch.inference_mode()
-def _frame_features(x, net, zoom=2, bar=False):
-    "Features (N, F) by `net` of the frames `x` (N, 4, H, W), enlarged by `zoom`"
+def _frame_features(x, net, bar=False):
+    "Features (N, F) by `net` of the frames `x` (N, 4, H, W) at twice their size"
     mean,std = [tensor(preprocessing(net)[k])[:,None,None] for k in ('mean','std')]
     def some(x):
-        x = F.interpolate(x.float()/255, scale_factor=zoom, mode='bilinear')
+        x = F.interpolate(x.float()/255, scale_factor=2, mode='bilinear')
         both = torch.cat([x[:,:3], x[:,3:].expand(-1, 3, -1, -1)]).to(memory_format=torch.channels_last)
         maps = net.forward_intermediates((both-mean)/std, indices=[2,3,4], intermediates_only=True)
         return torch.cat([torch.cat(o.chunk(2), 1).flatten(1) for o in maps], 1).half()
@@ -205,8 +196,7 @@ def _features(parts, net):
     "Features (N, views, F) by `net` of the frames in `parts`, to train and to test, and their digest"
     (train,_),(test,_) = parts
     def views(*xs): return torch.stack([_frame_features(o, net, bar=True) for o in xs], 1)
-    xs = views(train, train.flip(-1)),views(test)
-    return [*xs, _digest([train, test, *net.state_dict().values()])]
+    return [views(train, train.flip(-1)), views(test), _digest([train, test, *net.state_dict().values()])]
 
 # %% ../../nbs/24_data.nyudv2.ipynb #b40a171a
 def _hold_out(x, y, share, seed=0):

@@ -7,9 +7,8 @@ __all__ = ['s2agri_folder', 's2agri']
 
 # %% ../../nbs/25_data.s2agri.ipynb #c93e6173
 import json, pickle, warnings
-import numpy as np, pandas as pd, torch
-from fastcore.all import *
 from fastai.data.all import *
+from torch.nn.utils.rnn import pad_sequence
 from ..hierarchy import *
 from .core import *
 
@@ -50,11 +49,11 @@ def _label_tree(labels, fine, names={}):
     return Hierarchy.from_paths([paths[k] for k in sorted(paths, key=str)])
 
 # %% ../../nbs/25_data.s2agri.ipynb #68c554d7
-def _fold_parts(n, fold=0, seed=0, k=5):
-    "Indices of the items to train, validate and test on in one of `k` folds"
-    if not 0<=fold<k: raise ValueError(f'fold must be 0 to {k-1}, got {fold}')
-    parts = random_parts(n, [1/k]*k, seed)
-    test,valid,*train = [parts[(fold+i)%k] for i in range(k)]
+def _fold_parts(n, fold=0, seed=0):
+    "Indices of the items to train, validate and test on in one of five folds"
+    if not 0<=fold<5: raise ValueError(f'fold must be 0 to 4, got {fold}')
+    parts = random_parts(n, [1/5]*5, seed)
+    test,valid,*train = parts[fold:]+parts[:fold]
     return [torch.cat(train).sort().values, valid, test]
 
 # %% ../../nbs/25_data.s2agri.ipynb #8bb202ed
@@ -67,17 +66,7 @@ def _sample_pixels(s, n, random=True):
 class _ParcelDS:
     "Parcels `ids` under `path` with classes `y`; an item is `(pixels (T, C, S), days (T,), geom), y`"
     n_inp = 1
-    def __init__(self,
-        path, # of the unpacked data set
-        ids, # parcels
-        y, # their classes
-        days, # days of the images of each parcel, or of all parcels under None
-        geom=None, # features of the shapes, if there are any
-        vocab=None, # names of the classes
-        n_pixels=64, # pixels drawn from each parcel
-        split_idx=0, # 0 draws pixels at random, 1 always takes the same
-        in_memory=False # keep parcels that were read?
-    ):
+    def __init__(self, path, ids, y, days, geom=None, vocab=None, n_pixels=64, split_idx=0, in_memory=False):
         store_attr('path,ids,days,geom,n_pixels,split_idx,in_memory')
         self.y,self._kept = torch.as_tensor(y),{}
         self.vocab = None if vocab is None else CategoryMap(vocab, sort=False)
@@ -86,7 +75,7 @@ class _ParcelDS:
     def array(self, i):
         "The whole of parcel number `i`"
         if i in self._kept: return self._kept[i]
-        a = np.load(Path(self.path)/'DATA'/f'{self.ids[i]}.npy', mmap_mode=None if self.in_memory else 'r')
+        a = np.load(self.path/'DATA'/f'{self.ids[i]}.npy', mmap_mode=None if self.in_memory else 'r')
         if self.in_memory: self._kept[i] = a
         return a
 
@@ -104,19 +93,19 @@ def __getitem__(self:_ParcelDS, i):
 @patch
 def new_empty(self:_ParcelDS):
     "The same data set without its parcels"
-    return _ParcelDS(self.path, [], self.y[:0], {None:np.zeros(0, 'float32')}, None, self.vocab, self.n_pixels, 1)
+    return _ParcelDS(self.path, [], self.y[:0], {}, vocab=self.vocab, n_pixels=self.n_pixels, split_idx=1)
 
 # %% ../../nbs/25_data.s2agri.ipynb #526121fa
 def _pad_parcels(items):
     "A batch of `items`: `(pixels, pixel_mask, days, date_mask, geom), y`"
-    (xs,ds,gs),ys = zip(*[o[0] for o in items]),[o[1] for o in items]
-    B,T,C,S = len(xs),max(len(x) for x in xs),xs[0].shape[1],max(x.shape[2] for x in xs)
-    pixels,days = torch.zeros(B, T, C, S),torch.zeros(B, T)
-    pixel_mask,date_mask = torch.zeros(B, S, dtype=torch.bool),torch.zeros(B, T, dtype=torch.bool)
-    for b,(x,d) in enumerate(zip(xs, ds)):
-        (t,_,s),real = x.shape,(x!=0).flatten(1).any(1)
-        pixels[b,:t,:,:s],days[b,:t],pixel_mask[b,:s],date_mask[b,:t] = x,d,True,real|~real.any()
-    return (pixels,pixel_mask,days,date_mask,torch.stack(gs).float()), TensorCategory(torch.stack(ys))
+    inputs,ys = zip(*items)
+    xs,days,geom = zip(*inputs)
+    pad = partial(pad_sequence, batch_first=True)
+    real = [(x!=0).flatten(1).any(1) for x in xs]
+    pixel_mask = pad([torch.ones(x.shape[2], dtype=torch.bool) for x in xs])
+    pixels = pad([F.pad(x, (0, pixel_mask.shape[1]-x.shape[2])) for x in xs])
+    date_mask = pad([o|~o.any() for o in real])
+    return (pixels,pixel_mask,pad(days),date_mask,torch.stack(geom).float()), TensorCategory(torch.stack(ys))
 
 # %% ../../nbs/25_data.s2agri.ipynb #621f876b
 class _ArraysOnly(pickle.Unpickler):
@@ -131,16 +120,16 @@ class _ArraysOnly(pickle.Unpickler):
 def _read_stats(path):
     "Mean and deviation of each date and band from a file in `path`; None if there is none"
     f = first([*path.glob('*meanstd*.npz'), *path.glob('*meanstd*.pkl')])
-    if f is None: return None
+    if f is None: return
     with f.open('rb') as o:
-        stats = [*map(np.load(o).__getitem__, ('mean','std'))] if f.suffix=='.npz' else _ArraysOnly(o).load()
+        stats = itemgetter('mean', 'std')(np.load(o)) if f.suffix=='.npz' else _ArraysOnly(o).load()
     return [torch.as_tensor(np.array(o)).float() for o in stats]
 
 # %% ../../nbs/25_data.s2agri.ipynb #1765226e
-def _compute_stats(ds, n=500):
-    "Mean and deviation of `n` parcels of `ds`: (T, C) if the parcels share their dates, else (C,)"
-    idx = np.unique(np.linspace(0, len(ds)-1, min(n, len(ds))).round().astype(int))
-    arrays = [ds.array(int(i)).astype('float64') for i in idx]
+def _compute_stats(ds):
+    "Mean and deviation of 500 parcels of `ds`: (T, C) if the parcels share their dates, else (C,)"
+    idx = np.linspace(0, len(ds)-1, min(500, len(ds))).round().astype(int)
+    arrays = [ds.array(i).astype('float64') for i in idx.tolist()]
     if None not in ds.days: # bands by images and pixels
         arrays = [a[(a!=0).any((1,2))].transpose(1, 0, 2).reshape(a.shape[1], -1) for a in arrays]
     x = torch.from_numpy(np.concatenate(arrays, -1))
@@ -194,9 +183,9 @@ def show_batch(self:_ParcelDL, b=None, max_n=6, figsize=None, **kwargs):
 
 # %% ../../nbs/25_data.s2agri.ipynb #7ff97555
 def _norm_geom(src, ids, train):
-    "Shape features of `ids`, normalised by those of `train`; None if there are none"
+    "Shape features of `ids` (N, F), normalised by those of `train`; F is 0 without a file"
     f = src/'META'/'geomfeat.json'
-    if not f.exists(): return None
+    if not f.exists(): return torch.zeros(len(ids), 0)
     o = json.loads(f.read_text())
     g = torch.tensor([listify(o[i]) for i in ids], dtype=torch.float32)
     return (g-g[train].mean(0))/g[train].std(0).clamp(min=1e-6)
@@ -217,10 +206,8 @@ def _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels):
     parts[0] = parts[0][take_fraction(y[parts[0]], fraction, seed)]
     in_memory = sum((src/'DATA'/f'{i}.npy').stat().st_size for i in ids) < 2e9
     days,geom = _read_days(dates, ids),_norm_geom(src, ids, parts[0])
-    def part(k, p):
-        shapes = None if geom is None else geom[p]
-        return _ParcelDS(src, [ids[i] for i in p], y[p], days, shapes, vocab, n_pixels, min(k, 1), in_memory)
-    return [part(k, p) for k,p in enumerate(parts)]
+    return [_ParcelDS(src, [ids[i] for i in p], y[p], days, geom[p], vocab, n_pixels, min(k, 1), in_memory)
+            for k,p in enumerate(parts)]
 
 # %% ../../nbs/25_data.s2agri.ipynb #7061d51d
 def s2agri(
