@@ -231,6 +231,13 @@ def _gather(o):
     if num_distrib()>1: torch.distributed.all_gather_object(res, o)
     return res
 
+# %% ../nbs/51_runs.ipynb #911ad17f
+def _from_first(o):
+    "The object `o` of the first process"
+    res = [o]
+    if num_distrib()>1: torch.distributed.broadcast_object_list(res)
+    return res[0]
+
 # %% ../nbs/51_runs.ipynb #a7199c89
 @patch
 def save(self:_Checkpoint):
@@ -455,7 +462,7 @@ def train_run(
     learn = run_learner(r, dls, h, cbs)
     with _logged(log, r, out) as logs, learn.added_cbs(logs), _set_up(r, learn):
         state = _fit(r, learn, run_file(r, out, 'ckpt'), _scale_costs(learn, h), bar)
-    learn.model.load_state_dict(_gather(state['best']['model'])[0])
+    learn.model.load_state_dict(_from_first(state['best']['model']))
     for o in [*_same_training(r, also), r]:
         learn.rule = get_method(o['method']).decide(learn.hierarchy)
         _write(o, out, learn, h, state, preds, facts)

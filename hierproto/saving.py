@@ -557,9 +557,10 @@ def _onnx_program(graph, x):
 def export_onnx(
     learn, # a `Learner`, a `Predictor`, or the folder of a saved model
     path, # the file to write
-    rule=None, threshold=None
+    rule=None, # 'argmax', 'crm' or 'back_off'; that of the method by default
+    threshold=None # of 'back_off'
 ):
-    "Write model, hierarchy and decision rule of `learn` as one ONNX file; `rule`, `threshold` as in `Predictor.rule`"
+    "Write model, hierarchy and decision rule of `learn` as one ONNX file"
     try: import onnx, onnxscript, onnxruntime
     except ImportError as e: raise ModelError(f"ONNX needs {e.name}: pip install 'hierproto[onnx]'") from None
     if Path(path).is_dir(): raise ModelError(f'{path} is a folder: the second argument is the file to write')
