@@ -7,13 +7,6 @@ __all__ = ['costs_for', 'MetricGuide', 'cpu_distrib', 'ProtoRates', 'ScaleRecord
            'PrototypePlot']
 
 # %% ../nbs/09_callbacks.ipynb #d117d159
-import math, warnings
-from copy import deepcopy
-from functools import partial
-import numpy as np, pandas as pd, torch
-from torch import nn, Tensor
-from torch.nn import functional as F
-from fastcore.all import *
 from fastai.basics import *
 from fastai.callback.fp16 import MixedPrecision
 from .hierarchy import *
@@ -102,10 +95,8 @@ def after_loss(self:MetricGuide):
 # %% ../nbs/09_callbacks.ipynb #8306f060
 @patch
 def after_train(self:MetricGuide):
-    "Read the numbers of the epoch from the device, all at once"
-    if not self.new: return
-    lams,terms = zip(*self.new)
-    self.rows += [(lam, *o) for lam,o in zip(lams, torch.stack(terms).tolist())]
+    "Read the numbers of the epoch from the device"
+    self.rows += [(lam, *o.tolist()) for lam,o in self.new]
     self.new = []
 
 # %% ../nbs/09_callbacks.ipynb #8a4c2f7e
@@ -259,7 +250,7 @@ def _cause(learn, late):
 # %% ../nbs/09_callbacks.ipynb #73a7932c
 class SoundCheck(Callback):
     "Stop with an error that names batch and cause if a label is not a class, or a loss or gradient is not finite"
-    order,ignore = 51,-100 # right after the Recorder
+    order = 51 # right after the Recorder
     def __init__(self,
         late=None # check after the step? By default on all devices except the CPU
     ): self.late = late
@@ -284,7 +275,7 @@ def after_pred(self:SoundCheck):
     "Check the labels"
     p,y = self.pred,first(self.yb)
     if not (isinstance(p, Tensor) and isinstance(y, Tensor)) or y.is_floating_point() or p.ndim!=y.ndim+1: return
-    if self.fresh or y.is_cpu: check_labels(y, p.shape[1], getattr(self.learn.loss_func, 'ignore_index', self.ignore))
+    if self.fresh or y.is_cpu: check_labels(y, p.shape[1], self.ignore)
 
 # %% ../nbs/09_callbacks.ipynb #c45e3e6b
 @patch

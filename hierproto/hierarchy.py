@@ -52,8 +52,8 @@ def joined(path): return repr('/'.join(map(str, path)))
 
 def trim_cells(cells):
     "`cells` without the empty ones at the end"
-    full = [i for i, c in enumerate(cells) if not (is_missing(c) or c == '')]
-    return cells[:full[-1]+1 if full else 0]
+    while cells and (is_missing(cells[-1]) or cells[-1] == ''): cells = cells[:-1]
+    return cells
 
 # %% ../nbs/00_hierarchy.ipynb #6b6f60b4
 def _as_path(p, sep=None):
@@ -429,10 +429,11 @@ def _tensor(D):
 def _from_frame(D, names=None):
     "The DataFrame `D` in the order of `names`, and the names"
     rows, columns = list(D.index), list(D.columns)
-    if names is None and rows != columns:
-        fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
-    if names is not None and rows == columns and {*rows} == {*names}: D = D.loc[[*names], [*names]]
-    return D, columns if names is None else names
+    if names is None:
+        if rows != columns: fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
+        names = columns
+    elif rows == columns and {*rows} == {*names}: D = D.loc[[*names], [*names]]
+    return D, names
 
 # %% ../nbs/00_hierarchy.ipynb #2b22c560
 class CostMatrix(Costs):

@@ -7,12 +7,7 @@ __all__ = ['METHODS', 'Method', 'data_loss', 'get_method', 'add_norm', 'use_rule
            'HierInterpretation']
 
 # %% ../nbs/10_learner.ipynb #cd755d26
-import inspect, warnings
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
-import numpy as np, pandas as pd, torch
-from torch import nn, Tensor
-from fastcore.all import *
 from fastai.basics import *
 from fastai.callback.progress import *
 from fastai.callback.schedule import *
@@ -134,7 +129,7 @@ def add_norm(
 def _example(dls):
     "Two samples of the inputs, and whether targets have the shape `(B, 1)`"
     b = dls.one_batch()
-    n = getattr(dls, 'n_inp', 1 if len(b)==1 else len(b)-1)
+    n = getattr(dls, 'n_inp', max(1, len(b)-1))
     x = tuple(to_cpu(t[:2]).as_subclass(Tensor) for o in b[:n] for t in tuplify(o))
     return x,any(o.shape[1:]==(1,) for o in b[n:] if isinstance(o, Tensor))
 
@@ -225,15 +220,12 @@ def hier_learner(
 
 # %% ../nbs/10_learner.ipynb #5eb2e04f
 @delegates(hier_learner, but='method')
-def proto_learner(
-    dls, # `DataLoaders`
-    arch, # function or name in torchvision or timm, or any module
-    h, # a `Hierarchy`, costs, or a file of classes
+def proto_learner(dls, arch, h,
     guide='disto', # 'disto', 'rank', 'sampled', a function of prototypes and costs, or None
     lam=1., # weight of the guide, or a schedule
     **kwargs
 ):
-    "`hier_learner` with learnt prototypes under a `guide`"
+    "`hier_learner` for `dls`, `arch` and `h`, with learnt prototypes under a `guide`"
     method = 'learnt' if guide is None else 'gp_rank' if guide=='rank' else 'gp_disto'
     return hier_learner(dls, arch, h, method, guide=guide, lam=lam, **kwargs)
 
@@ -293,8 +285,7 @@ def _axis(D, order, names, most=40):
     return [(at==g).nonzero().float().mean().item() for g in groups],[''.join(D.nodes[g][-1:]) for g in groups]
 
 # %% ../nbs/10_learner.ipynb #50fd6f61
-@patch
-def _draw_counts(self:HierInterpretation, ax, cm, size):
+def _draw_counts(ax, cm, size):
     "Write the counts `cm`, or mark confusions by squares if there are many classes"
     i,j = cm.nonzero()
     if len(cm)>20:
@@ -319,11 +310,11 @@ def plot_confusion_matrix(self:HierInterpretation,
     o = self.D.order if isinstance(self.D, Hierarchy) else torch.arange(len(self.costs))
     costs = to_np(self.costs.T)[o][:,o]
     ax.imshow(costs, cmap='Reds', vmin=0, vmax=2.5*costs.max())
-    self._draw_counts(ax, self.confusion_matrix()[o][:,o], size)
+    _draw_counts(ax, self.confusion_matrix()[o][:,o], size)
     at,names = _axis(self.D, o, self.vocab)
-    ax.set(xticks=at, yticks=at, xlabel='predicted', ylabel='true', title=title)
-    ax.set_xticklabels(names, rotation=90, parse_math=False)
-    ax.set_yticklabels(names, parse_math=False)
+    ax.set(xlabel='predicted', ylabel='true', title=title)
+    ax.set_xticks(at, names, rotation=90, parse_math=False)
+    ax.set_yticks(at, names, parse_math=False)
     return ax
 
 # %% ../nbs/10_learner.ipynb #a4c4ba87
@@ -335,16 +326,15 @@ def most_costly(self:HierInterpretation, k=10):
     i,j = cm.nonzero()
     cost,name = to_np(self.costs)[j,i],lambda o: [str(self.vocab[k]) for k in o]
     df = pd.DataFrame(dict(true=name(i), predicted=name(j), times=cm[i,j], cost=cost, total=cm[i,j]*cost))
-    return df.sort_values('total', ascending=False, kind='stable').head(k).reset_index(drop=True)
+    return df.sort_values('total', ascending=False, kind='stable', ignore_index=True).head(k)
 
 # %% ../nbs/10_learner.ipynb #4b798325
 @patch
 def level_report(self:HierInterpretation):
     "Groups and accuracy at each level of the tree"
     h,pair = as_tree(self.D, 'A report by level'),(self.decoded[self.counts],self.targs[self.counts])
-    groups = [len(h.ancestors(l).unique()) for l in range(1, h.depth+1)]
-    right = [level_accuracy(*pair, h, l).item() for l in range(1, h.depth+1)]
-    return pd.DataFrame(dict(groups=groups, accuracy=right), index=pd.Index(h.level_names, name='level'))
+    rows = [(len(h.ancestors(l).unique()), level_accuracy(*pair, h, l).item()) for l in range(1, h.depth+1)]
+    return pd.DataFrame(rows, pd.Index(h.level_names, name='level'), ['groups','accuracy'])
 
 # %% ../nbs/10_learner.ipynb #da98f688
 @patch
@@ -352,7 +342,7 @@ def top_costs(self:HierInterpretation, k=None):
     "Costs and indices of the `k` samples with the costliest mistakes; among equals, the largest loss first"
     cost = self.costs[self.decoded,self.targs.where(self.counts, self.decoded)]
     if cost.ndim>1: cost = cost.flatten(1).mean(1)
-    idx = torch.as_tensor(np.lexsort((-to_np(self.losses), -to_np(cost)))[:k].copy())
+    idx = torch.as_tensor(np.lexsort((-to_np(self.losses), -to_np(cost)))[:k])
     return cost[idx],idx
 
 # %% ../nbs/10_learner.ipynb #c21b894d

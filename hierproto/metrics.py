@@ -8,9 +8,8 @@ __all__ = ['error_rate', 'average_cost', 'mistake_severity', 'hier_dist_at_k', '
 
 # %% ../nbs/05_metrics.ipynb #e638160f
 import warnings
-from functools import cached_property, partial
+from functools import partial
 import numpy as np, torch
-from torch import Tensor
 from fastai.learner import Metric
 from fastcore.basics import patch
 from .hierarchy import *
@@ -36,32 +35,28 @@ def _fit_targets(scores, targets):
 class Batch:
     "Predicted and true labels of a batch: flat, on the CPU, without `ignore_index`"
     def __init__(self, scores, targets, ignore_index=None, rule=None):
-        self.rule = rule # from scores to answers; the largest score by default
-        self.scores,targets = (torch.as_tensor(o).detach().as_subclass(Tensor) for o in (scores,targets))
+        self.scores,targets = (torch.as_tensor(o).detach().as_subclass(torch.Tensor) for o in (scores,targets))
         targets = _fit_targets(self.scores, targets).cpu()
         self.soft,self.ndim,self.n_samples = self.scores.ndim > targets.ndim,targets.ndim,len(targets)
         # as doubles, because -100 becomes 156 in a mask of 8 bits
         self.keep = None if ignore_index is None else targets.double() != ignore_index
         self.n_classes = self.scores.shape[1] if self.soft else torch.inf
-        self.targs = _labels(self.flat(targets), self.n_classes)
+        self.targs,self.preds = _labels(self.flat(targets), self.n_classes),self._predict(rule)
         if not self.soft: self.n_classes = max([0, *(int(o.max())+1 for o in (self.preds,self.targs) if len(o))])
+        self.counts = self._count()
 
     def __len__(self): return len(self.targs)
     def flat(self, x): return x.cpu().flatten(0, self.ndim-1) if self.keep is None else x.cpu()[self.keep]
-    @cached_property
-    def preds(self): return self._predict()
-    @cached_property
-    def counts(self): return self._count()
 
 # %% ../nbs/05_metrics.ipynb #2a2f3a5b
 @patch
-def _predict(self:Batch):
-    "Predicted labels"
+def _predict(self:Batch, rule):
+    "Predicted labels, by `rule` from scores to answers or by the largest score"
     if not self.soft: return _labels(self.flat(self.scores))
     best,i = map(self.flat, self.scores.max(1))
     n = int(best.isnan().sum())
     if n: raise HierarchyError(f'the scores of {n} of {len(best)} samples contain NaN')
-    return i if self.rule is None else self.flat(self.rule(self.scores)).long()
+    return i if rule is None else self.flat(rule(self.scores)).long()
 
 # %% ../nbs/05_metrics.ipynb #07560c3b
 @patch
@@ -126,7 +121,7 @@ def mistake_severity(scores, targets, D, ignore_index=None, vocab=None):
 # %% ../nbs/05_metrics.ipynb #74dea586
 def _at_k(b, c, k):
     b.pairs(len(c))
-    if not b.soft: raise HierarchyError('the k best answers need scores, not labels')
+    if not b.soft: raise HierarchyError('hier_dist_at_k needs scores, not labels')
     if not 1 <= k <= len(c): raise HierarchyError(f'k must lie between 1 and {len(c)}, the number of classes, got {k}')
     top = b.flat(b.scores.topk(k, 1).indices.movedim(1,-1))
     return _sums(c.pair_costs(top, b.targs[:,None]).double().mean(1), torch.ones(len(top)))
@@ -327,9 +322,8 @@ def hier_report(scores, targets, h, names='all', k=5, ignore_index=None, vocab=N
     "Metrics `names` of `scores` for `targets` under `h`; `k`, `ignore_index`, `vocab` as in the metrics themselves"
     b = Batch(scores, targets, ignore_index)
     ms = hier_metrics(align_costs(h, vocab), names, k)
-    need = [m for m in ms if not b.soft and m.name.startswith(('hier_dist_at_','calibration_error'))]
-    if need and names != 'all': raise HierarchyError(f'{need[0].name} needs scores, not labels')
-    ms = [m for m in ms if m not in need]
+    if names == 'all' and not b.soft:
+        ms = [m for m in ms if not m.name.startswith(('hier_dist_at_','calibration_error'))]
     return {m.name: m.final(m.sums(b, m.reader.classes)).item() for m in ms}
 
 # %% ../nbs/05_metrics.ipynb #be715b42
@@ -350,7 +344,7 @@ class MeansDistortion(_SumMetric):
         D, # a Hierarchy, CostMatrix or (K, K) costs; aligned by name with `dls.vocab`
         ignore_index=None # label to leave out
     ):
-        self.head,self.hook,self.x = head,None,None
+        self.head,self.hook = head,None
         super().__init__(self._add_up, 'means_distortion', self._distort, _Reader(D, ignore_index))
         self._close()
     def reset(self):

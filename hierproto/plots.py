@@ -32,7 +32,7 @@ def _width(text):
 # %% ../nbs/02_plots.ipynb #53468366
 def _fit(text, arc, ring):
     "Font size and lines with which `text` fits a field of `arc` times `ring`, and whether it runs along the arc"
-    wrapped = dict.fromkeys([text, *(textwrap.fill(text, n, break_long_words=False) for n in (20, 16, 12, 7))])
+    wrapped = [text, *(textwrap.fill(text, n, break_long_words=False) for n in (20, 16, 12, 7))]
     for s in (9, 8, 7, 6, 5):
         for lines in wrapped:
             rows = lines.split('\n')

@@ -14,7 +14,7 @@ from pathlib import Path
 import networkx as nx, numpy as np, pandas as pd
 from fastcore.basics import patch
 from .hierarchy import *
-from .hierarchy import as_name, as_weight, fail, is_missing, joined, quoted, tidy_name, trim_cells, unique_names
+from .hierarchy import as_name, as_weight, fail, joined, quoted, tidy_name, trim_cells, unique_names
 
 # %% ../nbs/01_readers.ipynb #1676bb40
 def _below(t, path):
@@ -66,8 +66,8 @@ def nested(self:Hierarchy):
 # %% ../nbs/01_readers.ipynb #1125e695
 def _check_tree(g):
     "Refuse a directed graph `g` that is not a tree with edges from parents to children"
-    several = next((n for n in g if len(g.pred[n]) > 1), None)
-    if several is not None: fail(f'{several!r} has several parents: {quoted(g.pred[several])}')
+    for n in g:
+        if len(g.pred[n]) > 1: fail(f'{n!r} has several parents: {quoted(g.pred[n])}')
     if not nx.is_directed_acyclic_graph(g):
         fail('a cycle of parents: ' + ' -> '.join(repr(n) for n, _ in nx.find_cycle(g)))
     roots = [n for n in g if not g.pred[n]]
@@ -99,11 +99,11 @@ def from_networkx(cls:Hierarchy, g, name=None):
 @patch
 def to_networkx(self:Hierarchy):
     "A `networkx.DiGraph` from parents to children, nodes named by their paths"
-    g, weights = nx.DiGraph(name=self.name), self.weights
+    g = nx.DiGraph(name=self.name)
     for i, p in reversed([*enumerate(self.nodes)]):
         title = {'title': self.titles[i]} if self.titles and i < len(self) else {}
         g.add_node(p, name=p[-1] if p else 'root', index=i, **title)
-        if p: g.add_edge(p[:-1], p, weight=weights.get(p, 1.))
+        if p: g.add_edge(p[:-1], p, weight=float(self._w[i]))
     return g
 
 # %% ../nbs/01_readers.ipynb #2359bef8
@@ -119,11 +119,10 @@ def _csv_lines(f):
     text, label = _read(f)
     top = next((l for l in text.splitlines() if l.strip()), '')
     sep = next((s for s in ';\t' if s in top and ',' not in top), ',')
-    rows, out = csv.reader(io.StringIO(text, newline=''), strict=True, delimiter=sep), []
-    try:
-        for r in rows: out.append((f'{label}, line {rows.line_num}', [tidy_name(c) for c in r]))
+    rows = csv.reader(io.StringIO(text, newline=''), strict=True, delimiter=sep)
+    try: placed = [(f'{label}, line {rows.line_num}', [tidy_name(c) for c in r]) for r in rows]
     except csv.Error as e: fail(f'this is not CSV: {e}', f'{label}, line {rows.line_num}')
-    return [(w, r) for w, r in out if any(r)] or fail('the file is empty', label)
+    return [(w, r) for w, r in placed if any(r)] or fail('the file is empty', label)
 
 # %% ../nbs/01_readers.ipynb #0cebab31
 def _known(df, *columns):
@@ -143,12 +142,12 @@ def _read_table(t):
         if any(c != '' for c in r[n:]): fail(f'{len(r)} cells in a table of {n} columns', w)
     places = pd.Index([w for w, _ in rows], name=top)
     df = pd.DataFrame([(r + ['']*n)[:n] for _, r in rows], places, head, dtype=object)
-    df = df.loc[:,[h != '' or any(x != '' for x in df.iloc[:,i]) for i, h in enumerate(head)]]
+    df = df.loc[:,(df.columns != '') | (df != '').any().values]
     if df.columns.has_duplicates: fail(f'two columns are called {quoted(df.columns[df.columns.duplicated()])}', top)
     return df
 
 # %% ../nbs/01_readers.ipynb #254d6d53
-def _blank(x): return is_missing(x) or not str(x).strip()
+def _blank(x): return not str(x).strip()
 
 def _parent_rows(rows):
     "A list of node, parent[, weight] as a DataFrame"
@@ -306,13 +305,14 @@ def from_csv(cls:CostMatrix, f, warn=True):
     except ValueError as e: fail(e, df.index.name)
 
 # %% ../nbs/01_readers.ipynb #ff5d6359
+_trees = resources.files('hierproto')/'trees'
+
 @patch(cls_method=True)
 def named(cls:Hierarchy, name):
     "The tree called `name` that comes with the library"
-    trees = resources.files('hierproto')/'trees'
-    known = sorted(o.name.removesuffix('.json') for o in trees.iterdir() if o.name.endswith('.json'))
+    known = sorted(o.name.removesuffix('.json') for o in _trees.iterdir() if o.name.endswith('.json'))
     if name not in known: fail(f'no hierarchy is called {name!r}; there are {quoted(known)}')
-    return cls.from_json(trees/f'{name}.json')
+    return cls.from_json(_trees/f'{name}.json')
 
 # %% ../nbs/01_readers.ipynb #9b07cecc
 def _read_csv_kind(f):
@@ -335,8 +335,8 @@ def read_hierarchy(
     read = {'.csv': _read_csv_kind, '.json': _read_json}.get(Path(o).suffix.lower())
     try:
         if read: return read(Path(o))
-        tree = resources.files('hierproto')/'trees'/f'{o}.json'
-        if Path(o).exists() and not tree.is_file(): fail('classes are read from files that end in .csv or .json', o)
+        if Path(o).exists() and not (_trees/f'{o}.json').is_file():
+            fail('classes are read from files that end in .csv or .json', o)
     except HierarchyError: raise
     except (OSError, ValueError) as e: fail(f'this file cannot be read: {e}', ascii(str(o)))
     return named_costs(o) if o == 'digits_chain' else Hierarchy.named(str(o))

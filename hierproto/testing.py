@@ -50,7 +50,7 @@ def tiny_learner(
     torch.manual_seed(0)
     body = body or nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16))
     learn = Learner(dls, nn.Sequential(body, head), loss_func=loss, cbs=cbs)
-    return learn.remove_cbs([o for o in learn.cbs if isinstance(o, ProgressCallback)])
+    return learn.remove_cb(ProgressCallback)
 
 # %% ../nbs/04a_testing.ipynb #10fe94e3
 def push(loss, scores, target):
