@@ -220,12 +220,15 @@ def hier_learner(
 
 # %% ../nbs/10_learner.ipynb #5eb2e04f
 @delegates(hier_learner, but='method')
-def proto_learner(dls, arch, h,
+def proto_learner(
+    dls, # `DataLoaders`
+    arch, # function or name in torchvision or timm, or any module
+    h, # a `Hierarchy`, costs, or a file of classes
     guide='disto', # 'disto', 'rank', 'sampled', a function of prototypes and costs, or None
     lam=1., # weight of the guide, or a schedule
     **kwargs
 ):
-    "`hier_learner` for `dls`, `arch` and `h`, with learnt prototypes under a `guide`"
+    "`hier_learner` with learnt prototypes under a `guide`"
     method = 'learnt' if guide is None else 'gp_rank' if guide=='rank' else 'gp_disto'
     return hier_learner(dls, arch, h, method, guide=guide, lam=lam, **kwargs)
 
