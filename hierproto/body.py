@@ -41,7 +41,7 @@ def _torchvision_names(): return torchvision.models.list_models(module=torchvisi
 def _no_such_arch(name):
     "Raise an error with the names most similar to `name`"
     timm = find_spec('timm') and importlib.import_module('timm')
-    names = [*ARCHS, *_torchvision_names(), *(timm.list_models() if timm else [])]
+    names = {*ARCHS, *_torchvision_names(), *(timm.list_models() if timm else [])}
     near = difflib.get_close_matches(name.removeprefix('timm/'), names, 3)
     did = f"; did you mean {', '.join(map(repr, near))}?" if near else ''
     raise ValueError(f"unknown architecture {name!r}{did}" + "; for timm's, pip install 'hierproto[timm]'"*(not timm))

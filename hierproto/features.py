@@ -283,6 +283,7 @@ def _meta(file):
 # %% ../nbs/43_features.ipynb #aaff7a93
 class FeatureDS(TensorDS):
     "Features `x` (N, views, F) with labels; a training set answers with a random view"
+    items = () # names of the pictures
     def get_x(self, i):
         x = self.x[i]
         views = x.shape[-2] if self.split_idx==0 else 1

@@ -1,5 +1,5 @@
 "Wrong answers that a newcomer once got without an error"
-import json, numpy as np, pandas as pd, pytest, torch
+import json, re, numpy as np, pandas as pd, pytest, torch
 from pathlib import Path
 from PIL import Image
 from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, get_image_files, noop, set_seed
@@ -391,3 +391,16 @@ def test_empty_input():
     h = Hierarchy.from_paths([('g','a'), ('g','b'), ('k','c')])
     assert PrototypeHead(4, h)(torch.zeros(0, 4, 5, 6)).shape==(0,3,5,6)
     assert h.pair_costs([], []).tolist()==[]
+
+
+def test_a_misspelt_architecture_is_suggested_once():
+    "torchvision and timm both have a resnet18"
+    from hierproto.body import arch_func
+    with pytest.raises(ValueError) as e: arch_func('resnet81')
+    near = re.findall("'(.*?)'", str(e.value).split('mean')[1])
+    assert 'resnet18' in near and len(near)==len({*near})
+
+
+def test_features_without_a_validation_set(pictures, tmp_path):
+    dls = features(pictures, 'convnet', False, size=32, valid_pct=0, file=tmp_path/'f.safetensors', progress=False)
+    assert len(dls.train_ds.items)==18 and len(dls.valid_ds.items)==0
