@@ -8,10 +8,11 @@ __all__ = ['RECIPES', 'TREES', 'SCHEDULES', 'TIERS', 'GROUPS', 'RecipeError', 'r
 
 # %% ../nbs/50_recipes.ipynb #2454c3f4
 import ast, hashlib, json, math, operator, os
+from dataclasses import dataclass, field, fields
 from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import get_args
+from typing import Literal, get_args, get_origin
 from fastai.learner import Learner
 from .hierarchy import HierarchyError, as_tree
 from .readers import read_hierarchy
@@ -126,36 +127,66 @@ def _tier_of(data, tier):
 
 # %% ../nbs/50_recipes.ipynb #602cc28c
 _PRETRAINED = 'tf_efficientnet_lite0','tf_efficientnet_lite1','tf_efficientnet_lite2' # ImageNet weights as packages
-_CHOICES = dict(arch=('identity','hidden',*ARCHS,*_PRETRAINED), frozen=_PRETRAINED, loss=('cross_entropy','focal'),
-                opt=('sgd','adam','adamw'), schedule=tuple(SCHEDULES), report=('last','best_of_last_5','best_valid'),
-                protocol=('published','as_written','bilinear'), repeat=('seed','fold'), summary=('median','mean'))
 
-def _of(kind, names, **bounds): return {k: (kind, bounds) for k in names.split()} # ge, gt, le, lt
+def _in(**bounds): return field(default=None, metadata=bounds) # ge, gt, le, lt
 
 # %% ../nbs/50_recipes.ipynb #46bf7a80
-_FIELDS = {
-    **_of(int, 'seed', ge=0, lt=2**32),
-    **_of(int, 'fold num_workers', ge=0),
-    **_of(int, 'm epochs bs size min_samples n_train n_test n_valid runs', ge=1),
-    **_of(float, 'fraction', gt=0, le=1),
-    **_of(float, 'gamma wd proto_lr', ge=0),
-    **_of(float, 'lr factor last', gt=0),
-    **_of(float, 'mom holdout', ge=0, lt=1),
-    **_of(float|None, 'lam proto_wd', ge=0),
-    **_of([float], 'betas', ge=0, lt=1),
-    **_of([float], 'at', ge=0, le=1),
-    **_of([str], 'without'),
-    **_of(bool, 'project normalize augment same_steps fp16 crm'),
-    **_of(bool|str, 'pretrained'),
-    **_of(dict, 'args'),
-    **{k: (o, {}) for k,o in _CHOICES.items()}}
+@dataclass
+class _Settings:
+    "Types and bounds of the settings of a recipe"
+    seed:int = _in(ge=0, lt=2**32)
+    fold:int = _in(ge=0)
+    fraction:float = _in(gt=0, le=1)
+    arch:Literal['identity','hidden',*ARCHS,*_PRETRAINED] = None
+    frozen:Literal[_PRETRAINED] = None # network whose features are the input
+    pretrained:bool|str = None
+    project:bool = None
+    m:int = _in(ge=1)
+    loss:Literal['cross_entropy','focal'] = None
+    gamma:float = _in(ge=0)
+    lam:float|None = _in(ge=0)
+    opt:Literal['sgd','adam','adamw'] = None
+    lr:float = _in(gt=0)
+    mom:float = _in(ge=0, lt=1)
+    betas:tuple[float] = _in(ge=0, lt=1)
+    wd:float = _in(ge=0)
+    proto_lr:float = _in(ge=0) # factor for the learning rate of prototypes
+    proto_wd:float|None = _in(ge=0) # weight decay of prototypes
+    epochs:int = _in(ge=1)
+    bs:int = _in(ge=1)
+    schedule:Literal[tuple(SCHEDULES)] = None
+    at:tuple[float] = _in(ge=0, le=1)
+    factor:float = _in(gt=0)
+    last:float = _in(gt=0)
+    protocol:Literal['published','as_written','bilinear'] = None
+    normalize:bool = None
+    augment:bool = None # change training images at random?
+    size:int = _in(ge=1)
+    min_samples:int = _in(ge=1)
+    holdout:float = _in(ge=0, lt=1) # part of the training set that replaces the test set
+    n_train:int = _in(ge=1)
+    n_test:int = _in(ge=1)
+    n_valid:int = _in(ge=1) # size of the sample of the test set that is measured after each epoch
+    num_workers:int = _in(ge=0)
+    same_steps:bool = None # with a fraction of the data, as many steps as with all of it
+    fp16:bool = None # mixed precision
+    crm:bool = None # measure least-risk decisions too?
+    report:Literal['last','best_of_last_5','best_valid'] = None
+    runs:int = _in(ge=1)
+    repeat:Literal['seed','fold'] = None
+    summary:Literal['median','mean'] = None
+    without:tuple[str] = None
+    args:dict = None # further arguments of `hier_learner`
+
+_FIELDS = {o.name: o for o in fields(_Settings)}
 
 # %% ../nbs/50_recipes.ipynb #58a056b1
 def _fits(v, t):
     "Is `v` of the type `t`?"
-    if isinstance(t, tuple): return v in t
-    if isinstance(t, list): return isinstance(v, (list,tuple)) and all(_fits(o, t[0]) for o in v)
-    if isinstance(t, UnionType): return any(_fits(v, o) for o in get_args(t))
+    kind,args = get_origin(t),get_args(t)
+    if kind is Literal: return v in args
+    if kind is UnionType: return any(_fits(v, o) for o in args)
+    if kind is tuple: return isinstance(v, (list,tuple)) and all(_fits(o, args[0]) for o in v)
     return type(v) in (int,float) and abs(v)<math.inf if t is float else type(v) is t
 
 # %% ../nbs/50_recipes.ipynb #514b594e
@@ -163,16 +194,17 @@ _WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a s
           dict: 'a dict'}
 
 def _words(t):
-    if isinstance(t, tuple): return 'one of '+', '.join(t)
-    if isinstance(t, list): return f"a list of {_WORDS[t[0]].split()[1]}s"
-    return ' or '.join(_WORDS[o] for o in get_args(t) or [t])
+    kind,args = get_origin(t),get_args(t)
+    if kind is Literal: return 'one of '+', '.join(args)
+    if kind is UnionType: return ' or '.join(map(_words, args))
+    return f"a list of {_WORDS[args[0]].split()[1]}s" if kind is tuple else _WORDS[t]
 
 # %% ../nbs/50_recipes.ipynb #864d2848
 _SIGNS = dict(ge='>=', gt='>', le='<=', lt='<')
 
 def _check_value(name, v, t=None, **bounds):
     "Raise unless `v` is of the type `t` and within `bounds`, by default those of the setting `name`"
-    if t is None: t,bounds = _FIELDS[name]
+    if t is None: t,bounds = _FIELDS[name].type,_FIELDS[name].metadata
     numbers = [o for o in (v if isinstance(v, (list,tuple)) else [v]) if type(o) in (int,float)]
     if _fits(v, t) and all(getattr(operator, k)(o, b) for o in numbers for k,b in bounds.items()): return
     words = ' and '.join(f'{_SIGNS[k]} {b}' for k,b in bounds.items())
