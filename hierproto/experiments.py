@@ -160,7 +160,9 @@ def ray_sweep(
         (o,),_ = ray.wait(list(todo))
         r = todo.pop(o)
         try: bad = ray.get(o)
-        except ray.exceptions.RayError as e: bad = [r]; _keep_log(e, run_file(r, out, 'log'))
+        except ray.exceptions.RayError as e:
+            bad = [r]
+            _keep_log(e, run_file(r, out, 'log'))
         failed += bad
         say(f"{'failed' if bad else 'finished'}: {describe(r)}")
     return failed

@@ -43,7 +43,9 @@ class _Part(GetAttr):
     def __getitem__(self, i): return self.ds[self.idx[i].tolist()]
 
 # %% ../nbs/51_runs.ipynb #ffed6726
-def _use(dl, idx): "Let `dl` read the items `idx` only"; dl.dataset,dl.n = _Part(dl.dataset, idx),len(idx)
+def _use(dl, idx):
+    "Let `dl` read the items `idx` only"
+    dl.dataset,dl.n = _Part(dl.dataset, idx),len(idx)
 
 def _sample(dl, n, seed=0):
     "Let `dl` read `n` random items only; all if `n` is None"
@@ -398,7 +400,9 @@ def _set_up(r, learn):
     if r.get('fp16'):
         if device!='cuda': raise RecipeError(f'fp16 needs a GPU, but this run is on {device}: remove fp16')
         learn.to_fp16()
-    if num_distrib()<2: yield; return
+    if num_distrib()<2:
+        yield
+        return
     if device=='cpu': cpu_distrib()
     with learn.distrib_ctx(sync_bn=device!='cpu', cpu=device=='cpu'): yield
 

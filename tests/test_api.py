@@ -8,23 +8,27 @@ from fastcore.docments import docments
 import hierproto
 
 root = Path(__file__).resolve().parent.parent
-mods = {m.name.removeprefix('hierproto.'): importlib.import_module(m.name) for m in pkgutil.walk_packages(hierproto.__path__, 'hierproto.')}
+mods = {m.name.removeprefix('hierproto.'): importlib.import_module(m.name)
+        for m in pkgutil.walk_packages(hierproto.__path__, 'hierproto.')}
 
 def public(mod):
     "Names that the module `mod` exports, and their values"
     return {n: getattr(mod, n) for n in getattr(mod, '__all__', []) if hasattr(mod, n)}
 
 names = {f'{m}.{n}': o for m, mod in mods.items() for n, o in public(mod).items()}
-defined = {k: o for k, o in names.items() if (inspect.isfunction(o) or inspect.isclass(o)) and o.__module__ == f"hierproto.{k.rpartition('.')[0]}"}
+defined = {k: o for k, o in names.items() if (inspect.isfunction(o) or inspect.isclass(o))
+           and o.__module__ == f"hierproto.{k.rpartition('.')[0]}"}
 
 def used():
     "Words in tests and examples: the code cells of the notebooks that are not exported"
-    cells = (c for f in sorted((root/'nbs').glob('[!._]*.ipynb')) for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
+    cells = (c for f in sorted((root/'nbs').glob('[!._]*.ipynb'))
+             for c in json.loads(f.read_text(encoding='utf-8'))['cells'])
     code = (''.join(c['source']) for c in cells if c['cell_type'] == 'code')
     return {w for s in code if not re.search(r'^#\| *exports?\b', s, re.M) for w in re.findall(r'\w+', s)}
 
 # tests/test_install.py runs the commands
-shown = used() | set(re.findall(r'\w+', re.search(r'^console_scripts *=(.*)$', (root/'settings.ini').read_text(encoding='utf-8'), re.M)[1]))
+shown = (used() | set(re.findall(r'\w+', re.search(r'^console_scripts *=(.*)$',
+                                                   (root/'settings.ini').read_text(encoding='utf-8'), re.M)[1])))
 
 def bare(o):
     "Arguments of `o` without a comment that its docstring does not mention"
@@ -40,7 +44,9 @@ UNDOCUMENTED = {}
 UNUSED = {}
 NOT_IMPORTED = {}
 
-def excused(name, places): m, _, n = name.rpartition('.'); return n in places.get(m, '').split()
+def excused(name, places):
+    m, _, n = name.rpartition('.')
+    return n in places.get(m, '').split()
 
 @pytest.mark.parametrize('name', defined)
 def test_says_what_it_does(name):
@@ -67,7 +73,8 @@ def test_knows_its_names(mod):
     inner = [c for c in codes(top) if c is not top]
     loads = {i.argval: c.co_name for c in inner for i in dis.get_instructions(c) if i.opname == 'LOAD_GLOBAL'}
     excused = NOT_IMPORTED.get(mod, '').split()
-    unknown = {k: v for k, v in loads.items() if not hasattr(mods[mod], k) and not hasattr(builtins, k) and k not in excused}
+    unknown = {k: v for k, v in loads.items() if not hasattr(mods[mod], k) and not hasattr(builtins, k)
+               and k not in excused}
     assert not unknown, f"used but not imported: {', '.join(f'{k} in {v}' for k, v in unknown.items())}"
 
 def test_exceptions_are_needed():
@@ -75,5 +82,6 @@ def test_exceptions_are_needed():
     over += [k for k in names if excused(k, UNUSED) and k.rpartition('.')[2] in shown]
     over += [f'{m}.{n}' for m, ns in NOT_IMPORTED.items() for n in ns.split() if hasattr(mods[m], n)]
     known = {tuple(k.rpartition('.')[::2]) for k in names}
-    over += [f'{m}.{n}' for places in (UNDOCUMENTED, UNUSED) for m, ns in places.items() for n in ns.split() if (m, n) not in known]
+    over += [f'{m}.{n}' for places in (UNDOCUMENTED, UNUSED) for m, ns in places.items()
+             for n in ns.split() if (m, n) not in known]
     assert not over, f"no longer exceptions: {', '.join(over)}"

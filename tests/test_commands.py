@@ -13,7 +13,8 @@ from hierproto.cli import run_command
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
 from hierproto.fit import _dls, _folder_data, _learner
 from hierproto.readers import read_hierarchy
-from hierproto.saving import ModelError, PictureError, Predictor, export_onnx, load_classifier, read_picture, save_classifier
+from hierproto.saving import (ModelError, PictureError, Predictor, export_onnx, load_classifier, read_picture,
+                              save_classifier)
 
 FAST = ['--arch', 'convnet', '--epochs', '3', '--lr', '1e-2', '--m', '16', '--quiet']
 torch.set_num_threads(1)  # as in the processes that tests start: sums in another order would differ in the last digit
@@ -22,9 +23,11 @@ torch.set_num_threads(1)  # as in the processes that tests start: sums in anothe
 def started(name, *argv, home=None, **kw):
     "The command `name` as its entry point starts it, in a process of its own"
     env = {**os.environ, 'OMP_NUM_THREADS': '1', **({'HOME': str(home)} if home else {})}
-    listen = 'import signal; signal.signal(signal.SIGINT, signal.default_int_handler); ' # jobs in the background ignore Ctrl+C
+    # jobs in the background ignore Ctrl+C
+    listen = 'import signal; signal.signal(signal.SIGINT, signal.default_int_handler); '
     code = f'{listen}from hierproto.cli import {name}_cli; {name}_cli()'
-    return subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **kw)
+    return subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env=env, **kw)
 
 def program(name, *argv, **kw):
     p = started(name, *argv, **kw)
@@ -50,13 +53,15 @@ def write_digits(where, n=200, noise=60):
 
 @pytest.fixture(scope='module')
 def work(tmp_path_factory):
-    "Digits as files, their tree, and the model that hierproto_fit makes of them from a cold start, as a process with an empty home"
+    ("Digits as files, their tree, and the model that hierproto_fit makes of them from a cold start, "
+     "as a process with an empty home")
     d = tmp_path_factory.mktemp('work')
     write_digits(d/'images')
     Hierarchy.named('mnist_visual').to_csv(d/'classes.csv')
     (d/'images'/'3'/'broken.png').write_bytes(b'\x89PNG\r\n\x1a\n not really')
     (d/'home').mkdir()
-    d.joinpath('fit.txt').write_text((res := program('fit', d/'images', d/'classes.csv', '--out', d/'model', *FAST, home=d/'home')).stdout)
+    d.joinpath('fit.txt').write_text((res := program('fit', d/'images', d/'classes.csv', '--out', d/'model', *FAST,
+                                                     home=d/'home')).stdout)
     assert res.returncode == 0, res.stderr
     return d
 
@@ -66,12 +71,14 @@ def test_fit(work):
     assert '160 pictures of 10 classes' in said and 'broken.png' in said and 'random weights' in said
     assert list(table.index) == ['gp_disto', 'gp_disto, least expected cost'] and (table['error rate %'] < 75).all()
     assert all(f"{table.loc[o, 'AHC']:.2f}" in said for o in table.index)
-    assert {f.name for f in (work/'model').iterdir()} == {'model.safetensors', 'hierarchy.json', 'settings.json', 'report.html', 'table.csv', 'predictions.csv'}
+    assert {f.name for f in (work/'model').iterdir()} == {'model.safetensors', 'hierarchy.json', 'settings.json',
+                                                          'report.html', 'table.csv', 'predictions.csv'}
 
 
 def test_report_is_one_file(work):
     page = (work/'model'/'report.html').read_text()
-    assert all(o in page for o in ('Costly mistakes', 'Who is taken for whom', 'Does the hierarchy fit?', 'The hierarchy', 'broken.png'))
+    assert all(o in page for o in ('Costly mistakes', 'Who is taken for whom', 'Does the hierarchy fit?',
+                                   'The hierarchy', 'broken.png'))
     assert page.count('data:image/jpeg') >= 3 and not re.search(r'(src|href)="(?!data:)', page)
     assert page.count('<script') == 2 and "default-src 'none'" in page and "script-src 'sha256-" in page
 
@@ -81,10 +88,14 @@ def test_predict(work, tmp_path):
     rows = pd.read_csv(work/'model'/'predictions.csv', dtype={'prediction': str})
     (tmp_path/'no.png').write_text('no picture')
     res = program('predict', work/'model', tmp_path/'no.png', *rows.file[:3], tmp_path/'missing.png', '--top', 2)
-    assert res.returncode == 1 and 'no.png: not a picture' in res.stderr and 'missing.png: there is no such file' in res.stderr and 'Traceback' not in res.stderr
+    assert (res.returncode == 1 and 'no.png: not a picture' in res.stderr
+            and 'missing.png: there is no such file' in res.stderr and 'Traceback' not in res.stderr)
     lines = [o for o in res.stdout.splitlines() if not o.startswith(' ')]
-    assert [re.search(r'(\S+) \d+%$', o)[1] for o in lines] == rows.prediction[:3].tolist() and len(res.stdout.splitlines()) == 9
-    with pytest.raises(SystemExit): run_command('predict', [work/'model', tmp_path/'no.png', rows.file[0], '--out', tmp_path/'x.jsonl', '--rule', 'crm'])
+    assert ([re.search(r'(\S+) \d+%$', o)[1] for o in lines] == rows.prediction[:3].tolist()
+            and len(res.stdout.splitlines()) == 9)
+    with pytest.raises(SystemExit):
+        run_command('predict',
+                    [work/'model', tmp_path/'no.png', rows.file[0], '--out', tmp_path/'x.jsonl', '--rule', 'crm'])
     found, = [json.loads(o) for o in (tmp_path/'x.jsonl').read_text().splitlines()]
     probs = [o['probability'] for o in found['path']]
     assert found['file'] == rows.file[0] and len(probs) == 3 and sorted(probs, reverse=True) == probs
@@ -100,9 +111,11 @@ def test_audit_reads_what_predict_writes(work, tmp_path, kind, rule, capsys):
     run_command('audit', [f, work/'classes.csv', '--out', tmp_path/'audit', '--shuffles', 9])
     rows = pd.read_csv(f, dtype=str) if kind == 'csv' else pd.read_json(f, lines=True, dtype=str)
     path = dict(zip(h.leaves, h.nodes))
-    pairs = [(path.get(a, tuple(o for o in a.split('/') if o)), path[Path(t).parent.name]) for a, t in zip(rows.prediction, rows.file)]
+    pairs = [(path.get(a, tuple(o for o in a.split('/') if o)), path[Path(t).parent.name])
+             for a, t in zip(rows.prediction, rows.file)]
     costs = [len(a) + len(b) - 2*len(os.path.commonprefix([a, b])) for a, b in pairs]
-    table, groups = pd.read_csv(tmp_path/'audit'/'table.csv', index_col=0).loc['as given'], [a not in h.leaves for a in rows.prediction]
+    table, groups = (pd.read_csv(tmp_path/'audit'/'table.csv', index_col=0).loc['as given'],
+                     [a not in h.leaves for a in rows.prediction])
     assert table.AHC == pytest.approx(np.mean(costs)) and any(groups) == bool(rule)
     assert table.get('groups %', 0) == pytest.approx(100*np.mean(groups))
     assert '--force' in failed(capsys, 'audit', f, work/'classes.csv', '--out', tmp_path/'audit')
@@ -112,7 +125,8 @@ def test_audit_reads_what_predict_writes(work, tmp_path, kind, rule, capsys):
 def test_audit_agrees_with_fit(work, tmp_path):
     run_command('audit', [work/'model'/'predictions.csv', work/'classes.csv', '--out', tmp_path/'a'])
     ours, theirs = (pd.read_csv(f/'table.csv', index_col=0) for f in (tmp_path/'a', work/'model'))
-    assert np.allclose(ours.loc['as given'], theirs.loc['gp_disto'], equal_nan=True) and 'least expected cost' in (tmp_path/'a'/'report.html').read_text()
+    assert (np.allclose(ours.loc['as given'], theirs.loc['gp_disto'], equal_nan=True)
+            and 'least expected cost' in (tmp_path/'a'/'report.html').read_text())
 
 
 def test_audit_of_labels_and_costs(tmp_path, capsys):
@@ -121,7 +135,8 @@ def test_audit_of_labels_and_costs(tmp_path, capsys):
     D = np.array([[0, 1, 5], [2, 0, 5], [9, 9, 0]], float)
     t, p = rng.integers(3, size=(2, 200))
     CostMatrix(D, names, warn=False).to_csv(tmp_path/'costs.csv')
-    pd.DataFrame(dict(target=[names[i] for i in t], prediction=[names[i] for i in p])).to_csv(tmp_path/'p.csv', index=False)
+    pd.DataFrame(dict(target=[names[i] for i in t],
+                      prediction=[names[i] for i in p])).to_csv(tmp_path/'p.csv', index=False)
     run_command('audit', [tmp_path/'p.csv', tmp_path/'costs.csv', '--out', tmp_path/'a', '--shuffles', 99])
     said = capsys.readouterr().out
     assert pd.read_csv(tmp_path/'a'/'table.csv').AHC[0] == pytest.approx(D[p, t].mean(), abs=1e-5)
@@ -144,10 +159,12 @@ def test_fit_complains(work, tmp_path, capsys):
     (tmp_path/'empty').mkdir()
     assert 'no pictures in this folder' in says(tmp_path/'empty', classes)
     assert 'cannot be read' in says(tmp_path/'images', tmp_path/'none.csv')
-    assert 'directly in the folder: put each into a folder with the name of its class' in says(tmp_path/'images'/'3', classes)
+    assert ('directly in the folder: put each into a folder with the name of its class'
+            in says(tmp_path/'images'/'3', classes))
     shutil.copytree(tmp_path/'images'/'3', tmp_path/'images'/'threee')
     assert "no class has the name of the folder 'threee'" in says(tmp_path/'images', classes)
-    shutil.rmtree(tmp_path/'images'/'threee'); shutil.rmtree(tmp_path/'images'/'3')
+    shutil.rmtree(tmp_path/'images'/'threee')
+    shutil.rmtree(tmp_path/'images'/'3')
     assert "no pictures to learn from for '3': --subset" in says(tmp_path/'images', classes)
     assert "unknown --method 'magic'; choose from" in says(tmp_path/'images', classes, '--method', 'magic')
     assert "did you mean 'resnet18'" in says(tmp_path/'images', classes, '--subset', '--arch', 'resnet81')
@@ -158,15 +175,18 @@ def test_fit_complains(work, tmp_path, capsys):
 
 def test_weights_that_cannot_be_fetched(work, tmp_path, capsys, monkeypatch):
     def unreachable(*args, **kwargs): raise URLError('Name or service not known')
-    for where in ('torchvision.models._api.load_state_dict_from_url', 'torch.hub.load_state_dict_from_url'): monkeypatch.setattr(where, unreachable)
-    said = failed(capsys, 'fit', work/'images', work/'classes.csv', '--out', tmp_path/'out', '--pretrained', 'yes', '--quiet')
+    for where in ('torchvision.models._api.load_state_dict_from_url', 'torch.hub.load_state_dict_from_url'):
+        monkeypatch.setattr(where, unreachable)
+    said = failed(capsys, 'fit', work/'images', work/'classes.csv', '--out', tmp_path/'out', '--pretrained',
+                  'yes', '--quiet')
     assert '--pretrained no' in said and len(said.splitlines()) == 1
 
 
 def test_errors_are_one_line_in_a_process_too(work, tmp_path):
     (tmp_path/'p.csv').write_text('target,prediction\n3,three\n')
     res = program('audit', tmp_path/'p.csv', work/'classes.csv', '--out', tmp_path/'a')
-    assert res.returncode == 2 and "no class is called 'three'" in res.stderr and 'Traceback' not in res.stderr and not (tmp_path/'a').exists()
+    assert (res.returncode == 2 and "no class is called 'three'" in res.stderr and 'Traceback' not in res.stderr
+            and not (tmp_path/'a').exists())
 
 
 def test_a_changed_hierarchy_is_noticed(work, tmp_path, capsys):
@@ -223,18 +243,24 @@ def test_every_method_is_saved_and_loaded(learners, tmp_path):
         with torch.no_grad(): want = learn.model.cpu().eval()(x)
         assert torch.allclose(p.scores(x), want, atol=1e-5), method
         rule = 'crm' if method.endswith('_crm') else 'argmax'
-        assert p.settings['method'] == method and p.settings['rule'] == rule and [o.names[-1] for o in p.predict(x[:5])] == [p.h.leaves[k] for k in p.rule(rule)(want[:5])]
+        assert (p.settings['method'] == method and p.settings['rule'] == rule
+                and [o.names[-1] for o in p.predict(x[:5])] == [p.h.leaves[k] for k in p.rule(rule)(want[:5])])
 
 
 def test_odd_settings(learners, tmp_path):
     "Settings with entries replaced or lost load a model that predicts, or are refused with one of our errors"
     import random
-    rng, values = random.Random(0), [None, 0, -1, 10**12, 1.5, float('nan'), 'x', '', [], {}, True, [1, 2], {'a': 1}, 'resnet18', '../x', 'hf-hub:a/b', 'LinearHead', 'YOLOHead', 'FrameHead']
+    rng, values = (random.Random(0), [None, 0, -1, 10**12, 1.5, float('nan'), 'x', '', [], {}, True, [1, 2], {'a': 1},
+                                      'resnet18', '../x', 'hf-hub:a/b', 'LinearHead', 'YOLOHead', 'FrameHead'])
     f = save_classifier(learners[0]('gp_disto'), tmp_path/'m', 'convnet')/'settings.json'
     whole, refused = json.loads(f.read_text()), 0
     for i in range(200):
-        s = json.loads(json.dumps(whole)); d = s; k = rng.choice(list(d))
-        while isinstance(d[k], dict) and d[k] and rng.random() < .8: d = d[k]; k = rng.choice(list(d))
+        s = json.loads(json.dumps(whole))
+        d = s
+        k = rng.choice(list(d))
+        while isinstance(d[k], dict) and d[k] and rng.random() < .8:
+            d = d[k]
+            k = rng.choice(list(d))
         if i == 0: d, k = s, 'embedder'
         if rng.random() < .15: del d[k]
         else: d[k] = 1.5 if i == 0 else rng.choice(values)
@@ -244,20 +270,25 @@ def test_odd_settings(learners, tmp_path):
     assert refused > 100
 
 
-@pytest.mark.parametrize('method,rule', [('gp_disto', 'argmax'), ('cross_entropy', 'back_off'), ('hxe', 'argmax'), ('yolo', 'crm'), ('hyperspherical_learnt', 'crm'), ('deep_ncm', 'back_off'), ('frame', 'argmax'), ('gp_disto_huber', 'crm')])
+@pytest.mark.parametrize('method,rule', [('gp_disto', 'argmax'), ('cross_entropy', 'back_off'), ('hxe', 'argmax'),
+                                         ('yolo', 'crm'), ('hyperspherical_learnt', 'crm'), ('deep_ncm', 'back_off'),
+                                         ('frame', 'argmax'), ('gp_disto_huber', 'crm')])
 def test_onnx(learners, tmp_path, method, rule):
-    for o in ('onnx', 'onnxscript', 'onnxruntime'): pytest.importorskip(o, reason="exporting needs the extra: pip install 'hierproto[onnx]'")
+    for o in ('onnx', 'onnxscript', 'onnxruntime'):
+        pytest.importorskip(o, reason="exporting needs the extra: pip install 'hierproto[onnx]'")
     import onnxruntime
     make, x, _ = learners
     learn = make(method)
     session = onnxruntime.InferenceSession(str(export_onnx(learn, tmp_path/'m.onnx', rule)))
     with torch.no_grad(): want = learn.model.cpu().eval()(x)
     meta = session.get_modelmeta().custom_metadata_map
-    assert json.loads(meta['classes']) == learn.hierarchy.leaves and meta['fingerprint'] == learn.hierarchy.fingerprint and meta['rule'] == rule
+    assert (json.loads(meta['classes']) == learn.hierarchy.leaves and meta['fingerprint'] == learn.hierarchy.fingerprint
+            and meta['rule'] == rule)
     for n in (1, 5, len(x)):
         scores, probs, answer = session.run(None, dict(images=x[:n].numpy()))
         assert np.abs(scores - want[:n].numpy()).max() < 1e-4*max(1, want.abs().max().item())
-        assert answer.tolist() == Predictor(learn.model, learn.hierarchy, {}).rule(rule)(want[:n]).tolist() and np.allclose(probs[:, :10], want[:n].softmax(1), atol=1e-4)
+        assert (answer.tolist() == Predictor(learn.model, learn.hierarchy, {}).rule(rule)(want[:n]).tolist()
+                and np.allclose(probs[:, :10], want[:n].softmax(1), atol=1e-4))
 
 
 # --- preprocessing and weights ---
@@ -265,7 +296,8 @@ def colour_pictures(where, n=8, classes=('cat', 'dog', 'oak')):
     rng = np.random.default_rng(0)
     for k, name in enumerate(classes):
         (where/name).mkdir(parents=True)
-        for i in range(n): Image.fromarray(rng.integers(50*k, 50*k + 99, (40, 32, 3), dtype=np.uint8)).save(where/name/f'{i}.png')
+        for i in range(n):
+            Image.fromarray(rng.integers(50*k, 50*k + 99, (40, 32, 3), dtype=np.uint8)).save(where/name/f'{i}.png')
     return where
 
 @pytest.fixture(scope='module')
@@ -277,7 +309,8 @@ def pets(tmp_path_factory):
 
 def test_pictures_are_normalised_as_the_network_expects(pets, tmp_path, capsys):
     pytest.importorskip('timm')
-    run_command('fit', [pets/'images', pets/'classes.csv', '--out', tmp_path/'m', '--arch', 'tf_efficientnet_lite0', '--epochs', 1, '--size', 32, '--m', 8, '--quiet'])
+    run_command('fit', [pets/'images', pets/'classes.csv', '--out', tmp_path/'m', '--arch', 'tf_efficientnet_lite0',
+                        '--epochs', 1, '--size', 32, '--m', 8, '--quiet'])
     p = load_classifier(tmp_path/'m')
     im = p.settings['images']
     assert im['mean'] == im['std'] == [.5]*3 and im['interpolation'] == 'bicubic'
@@ -285,11 +318,14 @@ def test_pictures_are_normalised_as_the_network_expects(pets, tmp_path, capsys):
     want = np.asarray(read_picture(f).resize((32, 32), Image.BICUBIC))/127.5 - 1
     assert np.allclose(p.norm(p.batch(f))[0].permute(1, 2, 0).numpy(), want, atol=1e-5)
 
-@pytest.mark.parametrize('wrap', [lambda d: d, lambda d: {'state_dict': {f'module.{k}': v for k, v in d.items()}, 'epoch': 3}])
+@pytest.mark.parametrize('wrap',
+                         [lambda d: d, lambda d: {'state_dict': {f'module.{k}': v for k, v in d.items()}, 'epoch': 3}])
 def test_published_files_of_weights_load_as_they_are(pets, tmp_path, wrap):
     import torchvision
-    def options(arch): return SimpleNamespace(images=pets/'images', arch=arch, method='learnt', m=8, pretrained=str(tmp_path/'resnet18.pth'), size=32,
-                                              resize='squish', augment='mild', bs=4, workers=0, valid=.2, seed=0, subset=False, quiet=True)
+    def options(arch):
+        return SimpleNamespace(images=pets/'images', arch=arch, method='learnt', m=8,
+                               pretrained=str(tmp_path/'resnet18.pth'), size=32, resize='squish', augment='mild', bs=4,
+                               workers=0, valid=.2, seed=0, subset=False, quiet=True)
     data, theirs = _folder_data(read_hierarchy(pets/'classes.csv'), options('resnet18')), torchvision.models.resnet18()
     torch.save(wrap(theirs.state_dict()), tmp_path/'resnet18.pth')
     learn = _learner(_dls(data, options('resnet18')), data.h, options('resnet18'))
@@ -306,7 +342,8 @@ def test_ctrl_c_and_resume(work, tmp_path, capsys):
     while not (tmp_path/'stopped'/'fit.ckpt').exists() and p.poll() is None: time.sleep(.02)
     p.send_signal(signal.SIGINT)
     out, err = p.communicate(timeout=300)
-    assert p.returncode == 130 and re.fullmatch(r'hierproto_fit: interrupted: the same command with --resume continues after epoch \d\n', err), err
+    assert p.returncode == 130 and re.fullmatch(r'hierproto_fit: interrupted: the same command with --resume continues '
+                                                r'after epoch \d\n', err), (err)
     assert 'epoch train_loss valid_loss' in ' '.join(out.split())
     assert '--resume continues it' in failed(capsys, 'fit', *options, '--out', tmp_path/'stopped')
     run_command('fit', [*options, '--out', tmp_path/'stopped', '--resume', '--quiet'])
@@ -316,10 +353,12 @@ def test_ctrl_c_and_resume(work, tmp_path, capsys):
 
 
 def test_files_have_the_usual_mode_and_force_overwrites(work, tmp_path, capsys):
-    mask = os.umask(0); os.umask(mask)
+    mask = os.umask(0)
+    os.umask(mask)
     for f in (work/'model').iterdir(): assert stat.S_IMODE(f.stat().st_mode) == 0o666 & ~mask, f.name
     shutil.copytree(work/'model', tmp_path/'model')
-    run_command('fit', [work/'images', work/'classes.csv', '--out', tmp_path/'model', '--force', *FAST[:2], '--epochs', 1, '--quiet'])
+    run_command('fit', [work/'images', work/'classes.csv', '--out', tmp_path/'model', '--force', *FAST[:2], '--epochs',
+                        1, '--quiet'])
     assert load_classifier(tmp_path/'model').settings['head']['m'] == 64
 
 
@@ -329,15 +368,18 @@ def test_predict_reads_folders_patterns_and_lists_and_audit_reads_what_it_writes
     rows[['file', 'target']].to_csv(tmp_path/'list.csv', index=False, sep=';')
     run_command('predict', [work/'model', tmp_path/'list.csv', '--out', tmp_path/'named.csv', '--bs', 7])
     named = pd.read_csv(tmp_path/'named.csv', dtype=str)
-    assert named.file.tolist() == rows.file.tolist() and named.prediction.tolist() == rows.prediction.tolist() and named.target.tolist() == rows.target.tolist()
+    assert (named.file.tolist() == rows.file.tolist() and named.prediction.tolist() == rows.prediction.tolist()
+            and named.target.tolist() == rows.target.tolist())
     run_command('audit', [tmp_path/'named.csv', work/'classes.csv', '--out', tmp_path/'audit'])
     ours, theirs = (pd.read_csv(f/'table.csv', index_col=0) for f in (tmp_path/'audit', work/'model'))
     assert np.allclose(ours.loc['as given'], theirs.loc['gp_disto'], equal_nan=True)
-    run_command('predict', [work/'model', work/'images'/'0', str(work/'images'/'[12]'/'*.png'), '--out', tmp_path/'some.jsonl', '--rule', 'back_off', '--threshold', '.6'])
+    run_command('predict', [work/'model', work/'images'/'0', str(work/'images'/'[12]'/'*.png'), '--out',
+                            tmp_path/'some.jsonl', '--rule', 'back_off', '--threshold', '.6'])
     found = [json.loads(o) for o in (tmp_path/'some.jsonl').read_text().splitlines()]
     assert len(found) == sum(len(list((work/'images'/o).iterdir())) for o in '012')
     groups = {'/'.join(n) or '/' for n in Hierarchy.named('mnist_visual').nodes} | set('0123456789')
-    assert {o['prediction'] for o in found} <= groups and all(abs(sum(o['probabilities'].values()) - 1) < 1e-4 for o in found)
+    assert ({o['prediction'] for o in found} <= groups
+            and all(abs(sum(o['probabilities'].values()) - 1) < 1e-4 for o in found))
     assert 'exists' in failed(capsys, 'predict', work/'model', work/'images'/'0', '--out', tmp_path/'some.jsonl')
     assert '.csv or .jsonl' in failed(capsys, 'predict', work/'model', work/'images'/'0', '--out', tmp_path/'some.txt')
     assert "needs rule='back_off'" in failed(capsys, 'predict', work/'model', work/'images'/'0', '--threshold', '.3')
@@ -355,9 +397,11 @@ def copy_of(model, where, settings=None, weights=None):
     if weights: save_file({k: weights(v).contiguous() for k, v in w.items()}, where/'model.safetensors')
     return where
 
-HOSTILE = [{'images.size': [6000, 6000]}, {'images.mean': [10**400]}, {'images.std': [float('nan')]}, {'images.crop': 1}, {'embedder.pretrained': True},
-           {'embedder.weights': 'pipe'}, {'embedder.cut': 3}, {'arch': 'hf-hub:a/b'}, {'arch': 'local-dir:/'}, {'arch': 'timm/vit_giant_patch14_dinov2'}, {'arch': 'vit_h_14'},
-           {'arch_args': {'hidden': 10**9}}, {'arch_args': {'channels': [60000]*3}}, {'head.m': 10**7}, {'head.n_protos': 10**7}, {'code': 'import os'}, {'rule': 'x'}, {'versions': 3}]
+HOSTILE = [{'images.size': [6000, 6000]}, {'images.mean': [10**400]}, {'images.std': [float('nan')]},
+           {'images.crop': 1}, {'embedder.pretrained': True}, {'embedder.weights': 'pipe'}, {'embedder.cut': 3},
+           {'arch': 'hf-hub:a/b'}, {'arch': 'local-dir:/'}, {'arch': 'timm/vit_giant_patch14_dinov2'},
+           {'arch': 'vit_h_14'}, {'arch_args': {'hidden': 10**9}}, {'arch_args': {'channels': [60000]*3}},
+           {'head.m': 10**7}, {'head.n_protos': 10**7}, {'code': 'import os'}, {'rule': 'x'}, {'versions': 3}]
 
 @pytest.mark.parametrize('settings', HOSTILE, ids=lambda o: '='.join(map(str, *o.items()))[:40])
 def test_settings_are_data(work, tmp_path, settings):
@@ -389,7 +433,8 @@ def test_no_answer_without_a_probability(costs):
         for rule in ('argmax', 'crm'):
             with pytest.raises(ModelError, match='not finite'): p.predict(torch.tensor([[0., bad, 1.]]), rule)
     images = dict(channels=1, size=[1, 3], mean=[0.], std=[1.])
-    with pytest.raises(PictureError, match='between 0 and 1'): Predictor(torch.nn.Flatten(), h, dict(images=images)).predict(torch.full((1, 1, 1, 3), 1e18))
+    with pytest.raises(PictureError, match='between 0 and 1'):
+        Predictor(torch.nn.Flatten(), h, dict(images=images)).predict(torch.full((1, 1, 1, 3), 1e18))
 
 @pytest.mark.parametrize('threshold', ['x', None, float('nan'), 2])
 def test_thresholds(threshold):
@@ -406,7 +451,8 @@ def test_pictures_that_are_something_else(work, tmp_path, capsys):
     Image.open(picture).convert('RGB').save(tmp_path/'eps.png', format='EPS')
     os.mkfifo(tmp_path/'pipe.png')
     err = failed(capsys, 'predict', work/'model', tmp_path/'eps.png', tmp_path/'pipe.png', picture, code=1)
-    assert 'eps.png: not a picture' in err and 'pipe.png: this is not a regular file' in err and '2 of 3 pictures could not be read' in err
+    assert ('eps.png: not a picture' in err and 'pipe.png: this is not a regular file' in err
+            and '2 of 3 pictures could not be read' in err)
 
 def test_odd_names_of_files_and_classes(tmp_path, capsys):
     "Bytes that are not UTF-8, escapes, marks of direction and formulas: nothing is lost, and nothing odd is printed"
@@ -428,15 +474,19 @@ def test_odd_names_of_files_and_classes(tmp_path, capsys):
     assert not re.search('(^|,)"?=', text, re.M) and "'=1+1" in text
 
 def test_export_onnx_takes_a_folder(work, tmp_path):
-    for o in ('onnx', 'onnxscript', 'onnxruntime'): pytest.importorskip(o, reason="exporting needs the extra: pip install 'hierproto[onnx]'")
+    for o in ('onnx', 'onnxscript', 'onnxruntime'):
+        pytest.importorskip(o, reason="exporting needs the extra: pip install 'hierproto[onnx]'")
     assert export_onnx(work/'model', tmp_path/'m.onnx').is_file()
     with pytest.raises(ModelError, match='is a folder'): export_onnx(work/'model', work/'model')
 
 
 def test_audit_calls_levels_by_their_names(tmp_path, capsys):
-    (tmp_path/'classes.csv').write_text('kingdom;family;species\nanimal;cats;lion\nanimal;dogs;fox\nplant;beeches;oak\n')
+    (tmp_path/'classes.csv').write_text('kingdom;family;species\nanimal;cats;lion\nanimal;dogs;fox\n'
+                                        'plant;beeches;oak\n')
     (tmp_path/'p.csv').write_text('target,prediction\nlion,fox\nfox,fox\noak,lion\n')
     run_command('audit', [tmp_path/'p.csv', tmp_path/'classes.csv', '--out', tmp_path/'a', '--shuffles', 0])
     table = pd.read_csv(tmp_path/'a'/'table.csv')
-    assert [c for c in table if 'accuracy' in c] == ['kingdom accuracy %', 'family accuracy %'] and table['kingdom accuracy %'][0] == pytest.approx(200/3)
-    assert 'kingdom accuracy %' in capsys.readouterr().out and '["kingdom", "family", "species"]' in (tmp_path/'a'/'report.html').read_text()
+    assert ([c for c in table if 'accuracy' in c] == ['kingdom accuracy %', 'family accuracy %']
+            and table['kingdom accuracy %'][0] == pytest.approx(200/3))
+    assert ('kingdom accuracy %' in capsys.readouterr().out
+            and '["kingdom", "family", "species"]' in (tmp_path/'a'/'report.html').read_text())

@@ -54,7 +54,8 @@ def test_command_and_a_warm_repeat_with_another_tree(work, tmp_path, cache, caps
     stamp = file.stat().st_mtime_ns
     run(work, tmp_path/'out', '--methods', 'learnt')
     again, _ = run(work, tmp_path/'out', '--methods', 'learnt', classes='other.csv')
-    assert len(again) == 16 and again.run_id.is_unique and again.iloc[:8].equals(rows), 'finished runs are kept, another tree has other ids'
+    assert (len(again) == 16 and again.run_id.is_unique
+            and again.iloc[:8].equals(rows)), 'finished runs are kept, another tree has other ids'
     assert [file] == [*cache.iterdir()] and file.stat().st_mtime_ns == stamp, 'features are computed once'
     assert 'Page:' in capsys.readouterr().out
 
@@ -65,21 +66,25 @@ def test_divided_folders_have_an_official_test_set(work, tmp_path, cache):
     (tmp_path/'classes.csv').write_text((work/'classes.csv').read_text())
     shutil.copy(work/'w.pth', tmp_path)
     rows, page = run(tmp_path, tmp_path/'out', '--methods', 'fixed', '--tune', 'once')
-    assert set(rows.n_train) == {40} and set(rows.n_test) == {12} and (rows.groupby('method').settings.nunique() == 1).all()
+    assert (set(rows.n_train) == {40} and set(rows.n_test) == {12}
+            and (rows.groupby('method').settings.nunique() == 1).all())
     assert 'official test set' in page and '2 seeds' in page
 
 
 BAD = {'arch': (['--arch', 'resnet81'], "did you mean 'resnet18'"), 'weights': (['--weights', 'none.pth'], 'none.pth'),
-       'other weights': (['--arch', 'resnet18'], 'does not fit resnet18'), 'no weights': (['--weights', ''], 'no published weights'),
-       'methods': (['--methods', 'learnt,magic'], "unknown method 'magic' in --methods; choose from"), 'seeds': (['--seeds', 0], '--seeds must be between 1'),
-       'epochs': (['--epochs', -1], '--epochs must be between 1'), 'size': (['--size', 3], '--size must be between 16'),
-       'jobs': (['--jobs', -2], '--jobs must be between 1'), 'tune': (['--tune', 'once'], 'needs an official test set'),
-       'tree': (['--methods', 'hxe'], 'needs a tree')}
+       'other weights': (['--arch', 'resnet18'], 'does not fit resnet18'),
+       'no weights': (['--weights', ''], 'no published weights'),
+       'methods': (['--methods', 'learnt,magic'], "unknown method 'magic' in --methods; choose from"),
+       'seeds': (['--seeds', 0], '--seeds must be between 1'),
+       'epochs': (['--epochs', -1], '--epochs must be between 1'),
+       'size': (['--size', 3], '--size must be between 16'), 'jobs': (['--jobs', -2], '--jobs must be between 1'),
+       'tune': (['--tune', 'once'], 'needs an official test set'), 'tree': (['--methods', 'hxe'], 'needs a tree')}
 
 @pytest.mark.parametrize('case', BAD)
 def test_bad_options_end_in_one_line(work, tmp_path, cache, capsys, case):
     argv, says = BAD[case]
-    err = failed(capsys, 'compare', *options(work, tmp_path/'out', *argv, classes='costs.csv' if case == 'tree' else 'classes.csv'))
+    err = failed(capsys, 'compare', *options(work, tmp_path/'out', *argv,
+                                             classes='costs.csv' if case == 'tree' else 'classes.csv'))
     assert says in err and len(err.splitlines()) == 1, err
 
 def test_bad_files_end_in_one_line(work, tmp_path, cache, capsys):
@@ -110,7 +115,8 @@ def test_bad_files_end_in_one_line(work, tmp_path, cache, capsys):
 def test_from_features_to_a_saved_network(work, tmp_path, hidden):
     "The whole network answers like the head on features, is fine-tuned, saved, loaded and exported"
     from fastai.vision.all import ImageDataLoaders, Resize
-    feats = features(work/'images', 'thin_resnet', weights=work/'w.pth', size=32, file=tmp_path/'f.safetensors', progress=False)
+    feats = features(work/'images', 'thin_resnet', weights=work/'w.pth', size=32, file=tmp_path/'f.safetensors',
+                     progress=False)
     best = compare(feats, work/'classes.csv', 'gp_disto', seeds=2, epochs=2, hidden=hidden, m=8, progress=False).best()
     dls = ImageDataLoaders.from_folder(work/'images', valid_pct=.3, seed=0, item_tfms=Resize(32), num_workers=0, bs=8)
     whole = best.whole_network(dls)
@@ -123,12 +129,14 @@ def test_from_features_to_a_saved_network(work, tmp_path, hidden):
     p = load_classifier(save_classifier(learn, tmp_path/'model', arch), body=None if not hidden else arch)
     with torch.no_grad(): assert torch.allclose(p.scores(x), learn.model.cpu().eval()(p.norm(x)), atol=1e-4)
     if not hidden:
-        for o in ('onnx', 'onnxscript', 'onnxruntime'): pytest.importorskip(o, reason="exporting needs the extra: pip install 'hierproto[onnx]'")
+        for o in ('onnx', 'onnxscript', 'onnxruntime'):
+            pytest.importorskip(o, reason="exporting needs the extra: pip install 'hierproto[onnx]'")
         assert export_onnx(learn, tmp_path/'m.onnx').is_file()
 
 def test_pictures_of_other_classes_are_refused(work, tmp_path):
     from fastai.vision.all import ImageDataLoaders, Resize
-    feats = features(work/'images', 'thin_resnet', weights=work/'w.pth', size=32, file=tmp_path/'f.safetensors', progress=False)
+    feats = features(work/'images', 'thin_resnet', weights=work/'w.pth', size=32, file=tmp_path/'f.safetensors',
+                     progress=False)
     best = compare(feats, work/'classes.csv', 'learnt', seeds=2, epochs=1, progress=False).best()
     write_pictures(tmp_path/'images')
     (tmp_path/'images'/'fir').rename(tmp_path/'images'/'ash')
@@ -147,5 +155,6 @@ def test_every_method_of_the_registry_takes_part():
 def test_two_processes_give_the_rows_of_one(tmp_path):
     y = torch.arange(60) % 4
     pool = Pool(torch.randn(60, 6) + y[:, None], y, list(CLASSES))
-    one, two = (compare(pool, TREE, 'learnt', seeds=2, epochs=1, m=4, progress=False, jobs=jobs).rows.drop(columns='seconds') for jobs in (1, 2))
+    one, two = (compare(pool, TREE, 'learnt', seeds=2, epochs=1, m=4, progress=False,
+                        jobs=jobs).rows.drop(columns='seconds') for jobs in (1, 2))
     pd.testing.assert_frame_equal(one, two, rtol=1e-4)

@@ -1,4 +1,5 @@
-"Two gloo processes count the class means of Deep-NCM together: the prototypes are those of one process that saw everything."
+("Two gloo processes count the class means of Deep-NCM together: "
+ "the prototypes are those of one process that saw everything.")
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp

@@ -1,4 +1,5 @@
-"Distances, guides, heads and the data loss are plain PyTorch: second derivatives, torch.func, compiler, export; and their speed"
+("Distances, guides, heads and the data loss are plain PyTorch: second derivatives, torch.func, compiler, export; "
+ "and their speed")
 import functools, shutil, time
 import pytest, torch
 from torch import nn
@@ -9,7 +10,8 @@ from hierproto.many import SampledHead, block_disto_loss
 from hierproto.prototypes import DataLoss, FocalDataLoss, LinearHead, PrototypeHead
 
 tree = Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b', 'z'), ('b', 'w'), ('c',)])
-compiler = pytest.mark.skipif(not (shutil.which('g++') or shutil.which('clang++') or shutil.which('cl')), reason='torch.compile needs a C++ compiler')
+compiler = pytest.mark.skipif(not (shutil.which('g++') or shutil.which('clang++') or shutil.which('cl')),
+                              reason='torch.compile needs a C++ compiler')
 
 
 def points(*shape, seed=0):
@@ -21,16 +23,19 @@ def test_second_derivatives_of_guides(name):
     "The optimal scale is a function of the prototypes: held constant, the Hessian was off by 67%"
     g = torch.Generator()
     D = tree.costs().double()*(1 + torch.rand(5, 5, generator=g.manual_seed(1)))
-    f = dict(disto=lambda p: disto_loss(p, D), disto_fixed=lambda p: disto_loss(p, D, scale=1.),
-             blocks=lambda p: block_disto_loss(p, D, block=2), blocks_of_tree=lambda p: block_disto_loss(p, tree, block=3),
-             rank=lambda p: rank_loss(p, D, n=None), sampled=lambda p: sampled_disto_loss(p, D, 1., n=20, generator=g.manual_seed(2)))[name]
+    f = dict(disto=lambda p: disto_loss(p, D),
+             disto_fixed=lambda p: disto_loss(p, D, scale=1.), blocks=lambda p: block_disto_loss(p, D, block=2),
+             blocks_of_tree=lambda p: block_disto_loss(p, tree, block=3), rank=lambda p: rank_loss(p, D, n=None),
+             sampled=lambda p: sampled_disto_loss(p, D, 1., n=20, generator=g.manual_seed(2)))[name]
     assert gradcheck(f, points(5, 3)) and gradgradcheck(f, points(5, 3))
 
 
 def test_hessian_of_the_closed_form():
     "Eq. 6 at its minimum is 1 - mean(a)^2/mean(a^2)"
     D, off = tree.costs().double(), ~torch.eye(5, dtype=torch.bool)
-    def closed(p): a = (p[:, None] - p)[off].norm(dim=-1)/D[off]; return 1 - a.mean()**2/a.square().mean()
+    def closed(p):
+        a = (p[:, None] - p)[off].norm(dim=-1)/D[off]
+        return 1 - a.mean()**2/a.square().mean()
     p = points(5, 3).detach()
     want = torch.autograd.functional.hessian(closed, p)
     for f in (disto_loss, functools.partial(block_disto_loss, block=2)):
@@ -79,21 +84,27 @@ def test_sampled_loss_without_a_scale():
     for D in (tree, tree.costs()):
         est = torch.stack([sampled_disto_loss(p, D, generator=g).detach() for _ in range(20)]).mean()
         assert abs(est - disto_loss(p, tree)) < .01
-    for D, n in ((Hierarchy.from_paths([('a', 'x')]), 1), (torch.zeros(1, 1), 1)): assert sampled_disto_loss(p[:n], D) == 0
+    for D, n in ((Hierarchy.from_paths([('a', 'x')]), 1), (torch.zeros(1, 1), 1)):
+        assert sampled_disto_loss(p[:n], D) == 0
 
 
 def test_heads_know_their_hierarchy():
-    for head in (PrototypeHead(2, tree), PrototypeHead(2, tree, hidden=False), PrototypeHead(2, 5), PrototypeHead(2, tree.n_nodes, len(tree)),
-                 LinearHead(2, tree), LinearHead(2, 5), SampledHead(2, tree)):
+    for head in (PrototypeHead(2, tree), PrototypeHead(2, tree, hidden=False),
+                 PrototypeHead(2, 5), PrototypeHead(2, tree.n_nodes, len(tree)), LinearHead(2, tree), LinearHead(2, 5),
+                 SampledHead(2, tree)):
         assert head(torch.randn(3, 2)).shape == (3, 5)
     assert len(PrototypeHead(2, tree).protos) == tree.n_nodes and len(PrototypeHead(2, tree, hidden=False).protos) == 5
-    with pytest.raises(ValueError, match='n_classes must be at most the number of prototypes 5, got 9'): PrototypeHead(2, 5, 9)
+    with pytest.raises(ValueError, match='n_classes must be at most the number of prototypes 5, got 9'):
+        PrototypeHead(2, 5, 9)
 
 
-def model(): torch.manual_seed(0); return nn.Sequential(nn.Linear(5, 4), PrototypeHead(4, tree)), torch.randn(6, 5), torch.tensor([0, 4, 1, 255, 3, 2])
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), PrototypeHead(4, tree)), torch.randn(6, 5), torch.tensor([0, 4, 1, 255, 3, 2])
 
 
-@pytest.mark.parametrize('loss', [DataLoss(ignore_index=255), FocalDataLoss(2., ignore_index=255), DataLoss(torch.rand(5), 255)])
+@pytest.mark.parametrize('loss', [DataLoss(ignore_index=255), FocalDataLoss(2., ignore_index=255),
+                                  DataLoss(torch.rand(5), 255)])
 def test_gradients_per_sample(loss):
     net, x, y = model()
     p = {k: v.detach() for k, v in net.named_parameters()}
@@ -113,13 +124,15 @@ def test_a_compiled_step():
     fast, plain = torch.compile(step, fullgraph=True)(x), step(x)
     torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)
     ps = list(net.parameters())
-    for a, b in zip(torch.autograd.grad(fast, ps), torch.autograd.grad(plain, ps), strict=True): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(torch.autograd.grad(fast, ps), torch.autograd.grad(plain, ps), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('shape', [(6, 4), (3, 4, 5, 6)])
 def test_export_with_any_batch(shape):
     head = PrototypeHead(4, tree)
-    program = torch.export.export(head, (torch.randn(shape),), dynamic_shapes=({0: torch.export.Dim('batch', min=1)},)).module()
+    program = torch.export.export(head, (torch.randn(shape),),
+                                  dynamic_shapes=({0: torch.export.Dim('batch', min=1)},)).module()
     x = torch.randn(9, *shape[1:])
     torch.testing.assert_close(program(x), head(x), rtol=1e-5, atol=1e-5)
 
@@ -130,7 +143,8 @@ def test_bad_labels_are_named(loss, bad):
     for shape in ((3,), (3, 2, 2)):
         y = torch.zeros(shape, dtype=torch.long)
         y[1] = bad
-        with pytest.raises(HierarchyError, match=f'not one of the 5 classes 0 to 4: {bad}'): loss(torch.randn(3, 5, *shape[1:]), y)
+        with pytest.raises(HierarchyError, match=f'not one of the 5 classes 0 to 4: {bad}'):
+            loss(torch.randn(3, 5, *shape[1:]), y)
 
 
 @compiler

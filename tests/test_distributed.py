@@ -1,4 +1,5 @@
-"Two processes that talk through gloo train the model that one process trains on the whole batch, and report the same metrics"
+("Two processes that talk through gloo train the model that one process trains on the whole batch, "
+ "and report the same metrics")
 import os, socket, sys
 from functools import partial
 import pytest, torch
@@ -25,9 +26,10 @@ def learner(bs, order=None):
     dss = TensorDS(x[order], y[order], h.leaves, 0), TensorDS(x[-97:], y[-97:], h.leaves, 1)
     dls = DataLoaders(*[TensorDL(ds, bs=bs, device='cpu') for ds in dss], device='cpu')
     set_seed(0)
-    model = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), PrototypeHead(8, h.n_nodes, len(h)))
-    return Learner(dls, model, loss_func=DataLoss(), opt_func=partial(SGD, mom=.9), lr=.1, metrics=hier_metrics(h, 'all'), wd=1e-3,
-                   cbs=[MetricGuide(h, lam=2.), ProtoRates(lr=2., wd=0.)])
+    model = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)),
+                          PrototypeHead(8, h.n_nodes, len(h)))
+    return Learner(dls, model, loss_func=DataLoss(), opt_func=partial(SGD, mom=.9), lr=.1,
+                   metrics=hier_metrics(h, 'all'), wd=1e-3, cbs=[MetricGuide(h, lam=2.), ProtoRates(lr=2., wd=0.)])
 
 
 def fit(learn):
@@ -35,12 +37,14 @@ def fit(learn):
     from fastai.callback.progress import ProgressCallback
     learn.remove_cb(ProgressCallback)
     with learn.no_logging(): learn.fit(EPOCHS)
-    return dict(state=learn.model.state_dict(), metrics=dict(zip([m.name for m in learn.metrics], learn.recorder.values[-1][2:])),
+    return dict(state=learn.model.state_dict(),
+                metrics=dict(zip([m.name for m in learn.metrics], learn.recorder.values[-1][2:])),
                 guide=learn.metric_guide.log.guide.tolist())
 
 
 def worker(rank, port, out):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), ACCELERATE_USE_CPU='true')
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
+                      MASTER_PORT=str(port), ACCELERATE_USE_CPU='true')
     torch.set_num_threads(1)
     from fastai.distributed import teardown_distrib
     from hierproto.callbacks import cpu_distrib
@@ -54,7 +58,9 @@ def worker(rank, port, out):
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp('gloo')
-    with socket.socket() as s: s.bind(('127.0.0.1', 0)); port = s.getsockname()[1]
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
     torch.multiprocessing.spawn(worker, (port, str(out)), nprocs=2)
     # process 0 reads the first half of the samples and process 1 the second: a batch of both is one of each
     order = torch.arange(N).view(2, -1, BS).transpose(0, 1).flatten()
@@ -88,5 +94,6 @@ def test_metrics_of_same_weights_are_exact(runs):
     learn = learner(2*BS)
     learn.model.load_state_dict(a['state'])
     with learn.no_bar(): values = learn.validate()[1:]
-    counted = {m.name: v for m, v in zip(learn.metrics, values) if m.name != 'calibration_error'}  # a sum of probabilities: its order matters
+    # a sum of probabilities: its order matters
+    counted = {m.name: v for m, v in zip(learn.metrics, values) if m.name != 'calibration_error'}
     assert counted == {k: a['metrics'][k] for k in counted}

@@ -26,7 +26,8 @@ def test_settings_agree():
     cfg, quarto = ini['DEFAULT'], yaml.safe_load((root/'nbs/_quarto.yml').read_text(encoding='utf-8'))
     site = quarto['website']
     assert site['title'] == cfg['title'] and site['description'] == cfg['description']
-    assert site['repo-url'] == cfg['git_url'] and site['repo-branch'] == cfg['branch'] and site['repo-subdir'] == cfg['nbs_path']
+    assert (site['repo-url'] == cfg['git_url'] and site['repo-branch'] == cfg['branch']
+            and site['repo-subdir'] == cfg['nbs_path'])
     assert site['navbar']['tools'][0]['href'] == cfg['git_url']
     assert site['site-url'] == cfg['doc_host'] + cfg['doc_baseurl']
     assert quarto['project']['output-dir'] == cfg['doc_path'] == '_docs'
@@ -38,7 +39,8 @@ def test_sidebar_has_every_notebook_once():
 
 def test_sidebar_has_no_empty_lines():
     for s in docs.site['sidebar']['contents']:
-        for c in s.get('contents', []): assert any(docs.fnmatch(n, c['auto']) for n in names), f"{c['auto']} matches no notebook"
+        for c in s.get('contents', []):
+            assert any(docs.fnmatch(n, c['auto']) for n in names), f"{c['auto']} matches no notebook"
 
 def test_sidebar_starts_with_home_and_api(): assert docs.front() == ['index.ipynb', 'api.ipynb']
 
@@ -54,23 +56,26 @@ def test_one_search_field(): assert docs.site['navbar']['search'] and not docs.s
 def test_tables_follow_the_theme():
     "In a dark theme a fixed colour is unreadable"
     css = (root/'nbs/styles.css').read_text(encoding='utf-8')
-    assert all(f'table{o}' in css.replace(':is(.dataframe, .fastprogress)', '.dataframe table.fastprogress') for o in ('.dataframe', '.fastprogress'))
+    assert all(f'table{o}' in css.replace(':is(.dataframe, .fastprogress)', '.dataframe table.fastprogress')
+               for o in ('.dataframe', '.fastprogress'))
     css = re.sub(r'body\.quarto-(light|dark) [^}]*}', '', css)
     assert set(re.findall(r'[^-]\bcolor: ([^;]+);', css)) == {'var(--bs-body-color) !important'}
 
 def test_tables_do_not_break_words():
-    assert 'td, th { overflow-wrap: normal; word-break: normal; }' in (root/'nbs/styles.css').read_text(encoding='utf-8')
+    assert ('td, th { overflow-wrap: normal; word-break: normal; }'
+            in (root/'nbs/styles.css').read_text(encoding='utf-8'))
 
 def test_theme_is_that_of_the_reader():
     html = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['format']['html']
-    assert set(html['theme']) == {'light', 'dark'} and html['respect-user-color-scheme'] and html['highlight-style'] == 'a11y'
+    assert (set(html['theme']) == {'light', 'dark'} and html['respect-user-color-scheme']
+            and html['highlight-style'] == 'a11y')
 
 def test_site_is_published_by_quarto_and_tested_in_a_browser():
     "`quarto --version` fails without Quarto; with it, `make docs` uses it and fails on warnings"
     steps = yaml.safe_load((root/'.github/workflows/docs.yml').read_text(encoding='utf-8'))['jobs']['publish']['steps']
     what = [s.get('uses', s.get('run')) for s in steps]
-    setup, build, test, upload = (next(i for i, o in enumerate(what) if part in o) for part in
-                                  ('quarto-actions/setup', 'quarto --version && make docs', 'tests/test_docs_browser.py', 'upload-pages-artifact'))
+    setup, build, test, upload = (next(i for i, o in enumerate(what) if part in o) for part in (
+        'quarto-actions/setup', 'quarto --version && make docs', 'tests/test_docs_browser.py', 'upload-pages-artifact'))
     assert setup < build < test < upload and 'DOCS_SITE=_docs' in what[test] and '-k' not in what[test].split()
 
 def test_nbdev_leaves_the_readme_alone():
@@ -81,8 +86,9 @@ def test_nbdev_leaves_the_readme_alone():
 
 # Links and anchors
 
-@pytest.mark.parametrize('title,anchor', [('Hierarchy.from_paths', 'hierarchy.from_paths'), ('The proof, at last', 'the-proof-at-last'),
-                                          ('2 classes', 'classes'), ('`disto_loss`', 'disto_loss')])
+@pytest.mark.parametrize('title,anchor',
+                         [('Hierarchy.from_paths', 'hierarchy.from_paths'), ('The proof, at last', 'the-proof-at-last'),
+                          ('2 classes', 'classes'), ('`disto_loss`', 'disto_loss')])
 def test_anchor_is_pandocs(title, anchor): assert docs.anchor(title) == anchor
 
 def test_links_lead_into_the_site():
@@ -90,7 +96,8 @@ def test_links_lead_into_the_site():
     pages = {'00_hierarchy.ipynb': ('hierarchy', ['hierarchy', 'hierarchy-1', 'hierarchy.costs', 'proof'])}
     for old, new in [('00_hierarchy.ipynb', 'hierarchy.html'), ('00_hierarchy.ipynb#Proof', 'hierarchy.html#proof'),
                      (f'{url}/hierarchy.html#hierarchy.costs', 'hierarchy.html#hierarchy.costs'),
-                     (f'{url}/hierarchy.html#hierarchy', 'hierarchy.html#hierarchy-1'),      # the class, not the title of the page
+                     # the class, not the title of the page
+                     (f'{url}/hierarchy.html#hierarchy', 'hierarchy.html#hierarchy-1'),
                      (f'{url}/hierarchy.html#hierarchy.inner', 'hierarchy.html#hierarchy'),  # has no heading of its own
                      ('https://example.org/a.html', 'https://example.org/a.html'), ('images/a.png', 'images/a.png')]:
         assert docs.local_link(old, pages) == new
@@ -113,7 +120,8 @@ def test_outputs_have_no_paths_or_warnings(name):
     for c in nbs[name].cells:
         for o in c.get('outputs', []):
             text = o.get('text', '') + ''.join(str(v) for k, v in o.get('data', {}).items() if k.startswith('text/'))
-            assert o.get('name') != 'stderr' and not re.search(r'site-packages|/(work|home|root|tmp|Users)/', text), (c.source, text)
+            assert (o.get('name') != 'stderr'
+                    and not re.search(r'site-packages|/(work|home|root|tmp|Users)/', text)), (c.source, text)
 
 @pytest.mark.parametrize('name', names)
 def test_imports_have_their_own_cell(name):
@@ -162,7 +170,8 @@ def test_notebook_is_below_half_a_megabyte(name): assert (root/'nbs'/name).stat(
 url = docs.site['site-url']
 signature = f'''---
 
-[source](https://github.com/hierproto/hierproto/blob/main/hierproto/recipes.py#L68){{target="_blank" style="float:right; font-size:smaller"}}
+[source](https://github.com/hierproto/hierproto/blob/main/hierproto/recipes.py#L68){{target="_blank" \
+style="float:right; font-size:smaller"}}
 
 ### cosine
 
@@ -183,42 +192,52 @@ def polished():
     "A page called 'distortion' after `polish`"
     text = (f'Call [`train`]({url}/experiments.html#train) and [`disto_loss`]({url}/distortion.html#disto_loss), '
             f'not [`show_batch`]({url}/data.nyudv2.html#show_batch). More.')
-    cells = [new_markdown_cell(text), new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]),
-             new_markdown_cell('## Title\n\nThe *loss* falls to $0$. Then it stays.'), new_code_cell('plot()', outputs=[png]),
-             new_code_cell('#| fig-alt: "My words"\nplot()', outputs=[png])]
+    cells = [new_markdown_cell(text),
+             new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]),
+             new_markdown_cell('## Title\n\nThe *loss* falls to $0$. Then it stays.'),
+             new_code_cell('plot()', outputs=[png]), new_code_cell('#| fig-alt: "My words"\nplot()', outputs=[png])]
     nb = new_notebook(cells=cells)
     docs.polish(nb, '03_distortion.ipynb')
     return nb
 
 def test_signatures_are_plain(polished):
     md = polished.cells[1].outputs[0].data['text/markdown']
-    assert '# a `Hierarchy`\n    y=None' in md and '*Distance, as in [`Hierarchy`](hierarchy.html#hierarchy), of `x`*' in md
+    assert ('# a `Hierarchy`\n    y=None' in md
+            and '*Distance, as in [`Hierarchy`](hierarchy.html#hierarchy), of `x`*' in md)
 
-@pytest.mark.parametrize('code,kept', [('def cosine(x): return x', False), ('@patch\ndef cosine(self:A): pass', False), ('cosine(1)', True)])
+@pytest.mark.parametrize('code,kept', [('def cosine(x): return x', False), ('@patch\ndef cosine(self:A): pass', False),
+                                       ('cosine(1)', True)])
 def test_no_signature_is_shown_twice(code, kept):
-    nb = new_notebook(cells=[new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]), new_code_cell(code)])
+    nb = new_notebook(cells=[new_code_cell(
+        '#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]), new_code_cell(code)])
     docs.polish(nb, '03_distortion.ipynb')
     md = nb.cells[0].outputs[0].data['text/markdown']
     assert ('def cosine' in md) == kept and '### cosine' in md and '*Distance' in md
 
 def test_headings_keep_underscores():
     "Markdown shows `__call__` as a bold `call`"
-    nb = new_notebook(cells=[new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': '---\n\n### Method.__call__\n\n*Text*'})])])
+    nb = new_notebook(cells=[new_code_cell('#| output: asis', outputs=[
+        new_output('display_data', {'text/markdown': '---\n\n### Method.__call__\n\n*Text*'})])])
     docs.polish(nb, '10_learner.ipynb')
     md = nb.cells[0].outputs[0].data['text/markdown']
     assert r'### Method.\_\_call\_\_' in md and docs.anchor(r'Method.\_\_call\_\_') == 'method.__call__'
 
 def test_private_classes_have_no_heading_if_their_code_is_shown():
-    docs_of = lambda n: new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': f'---\n\n### {n}\n\n*Text*'})])
-    nb = new_notebook(cells=[docs_of('_Saver.load'), new_code_cell('def load(self:_Saver): pass'), docs_of('_Saver.save'), docs_of('__getattr__')])
+    docs_of = lambda n: new_code_cell(
+        '#| output: asis', outputs=[new_output('display_data', {'text/markdown': f'---\n\n### {n}\n\n*Text*'})])
+    nb = new_notebook(cells=[docs_of('_Saver.load'), new_code_cell('def load(self:_Saver): pass'),
+                             docs_of('_Saver.save'), docs_of('__getattr__')])
     docs.polish(nb, '10_learner.ipynb')
     assert len(nb.cells) == 3 and '_Saver.save' in nb.cells[1].outputs[0].data['text/markdown']
 
 def test_tables_with_long_cells_become_blocks_on_a_phone():
     css = (root/'nbs/styles.css').read_text(encoding='utf-8')
-    for o in (css, docs.head): assert re.search(r'@media \(max-width: 46em\) {[^@]*?table:is\(:has\(td br\), .*?\) :is\(tbody, tr, td\) { display: block', o)
+    for o in (css, docs.head):
+        assert re.search(r'@media \(max-width: 46em\) {[^@]*?table:is\(:has\(td br\), .*?\) :is\(tbody, tr, '
+                         r'td\) { display: block', o)
 
-def test_the_docstring_of_python_is_hidden(polished): assert 'Call self' not in polished.cells[1].outputs[0].data['text/markdown']
+def test_the_docstring_of_python_is_hidden(polished):
+    assert 'Call self' not in polished.cells[1].outputs[0].data['text/markdown']
 
 @pytest.mark.parametrize('obj', [type(docs).__repr__, __import__('torch').nn.Module.forward])
 def test_other_inherited_docstrings_are_hidden(obj):
@@ -227,7 +246,8 @@ def test_other_inherited_docstrings_are_hidden(obj):
 
 def test_names_with_other_meanings_are_not_links(polished):
     "fastai has a `show_batch` too, and two of our modules define one"
-    assert polished.cells[0].source == 'Call `train` and [`disto_loss`](distortion.html#disto_loss), not `show_batch`. More.'
+    assert (polished.cells[0].source
+            == 'Call `train` and [`disto_loss`](distortion.html#disto_loss), not `show_batch`. More.')
 
 def test_source_is_that_of_the_page(polished):
     "`cosine` is also the name of a schedule in `hierproto.recipes`"
@@ -237,14 +257,17 @@ def test_figures_have_alternative_texts(polished):
     assert polished.cells[3].source == '#| fig-alt: "The loss falls to 0."\nplot()'
     assert polished.cells[4].source == '#| fig-alt: "My words"\nplot()'
     readme.tag_options(polished.cells[4])
-    assert polished.cells[4].metadata['mystnb'] == {'image': {'alt': 'My words'}} and polished.cells[4].source == 'plot()'
+    assert (polished.cells[4].metadata['mystnb'] == {'image': {'alt': 'My words'}}
+            and polished.cells[4].source == 'plot()')
 
 def test_caption_is_the_alternative_text_of_sphinx():
     text = new_output('display_data', {'text/markdown': 'words'})
-    c = new_code_cell('#| fig-cap: "Two: <one>"\n#| code-fold: true\n#| code-summary: "Test"\nplot()', outputs=[text, png, text])
+    c = new_code_cell('#| fig-cap: "Two: <one>"\n#| code-fold: true\n#| code-summary: "Test"\nplot()',
+                      outputs=[text, png, text])
     docs.add_captions(c, readme.tag_options(c))
     assert c.source == 'plot()' and c.metadata['tags'] == ['hide-input']
-    assert c.metadata['mystnb'] == {'image': {'alt': 'Two: <one>'}, 'code_prompt_show': 'Test', 'code_prompt_hide': 'Test'}
+    assert c.metadata['mystnb'] == {'image': {'alt': 'Two: <one>'}, 'code_prompt_show': 'Test',
+                                    'code_prompt_hide': 'Test'}
     assert [list(o.data)[0] for o in c.outputs] == ['text/markdown', 'image/png', 'text/html', 'text/markdown']
     assert c.outputs[2].data['text/html'] == '<p class="caption"><em>Two: &lt;one&gt;</em></p>'
 
@@ -253,8 +276,10 @@ folded = '#| code-fold: true\n#| code-summary: "Test"\n'
 
 @pytest.mark.parametrize('name,code,fold', [
     ('03_distortion.ipynb', test_cell, folded), ('72_results.ipynb', 'table()', '#| code-fold: true\n'),
-    ('03_distortion.ipynb', 'test_eq(f(1), 1)', ''), ('03_distortion.ipynb', 'def f(x):\n    assert x\n\n    return x', ''),
-    ('03_distortion.ipynb', f'#| code-fold: false\n{test_cell}', ''), ('60_ten_minutes.ipynb', test_cell, ''), ('index.ipynb', test_cell, '')])
+    ('03_distortion.ipynb', 'test_eq(f(1), 1)', ''),
+    ('03_distortion.ipynb', 'def f(x):\n    assert x\n\n    return x', ''),
+    ('03_distortion.ipynb', f'#| code-fold: false\n{test_cell}', ''), ('60_ten_minutes.ipynb', test_cell, ''),
+    ('index.ipynb', test_cell, '')])
 def test_code_of_results_and_long_tests_is_folded(name, code, fold):
     c = new_code_cell(code)
     docs.fold(c, name)
@@ -262,7 +287,8 @@ def test_code_of_results_and_long_tests_is_folded(name, code, fold):
 
 @pytest.fixture
 def quarto(tmp_path, monkeypatch):
-    "A stand-in for Quarto that renders one file and prints what QUARTO_SAYS contains; one small notebook instead of ours"
+    ("A stand-in for Quarto that renders one file and prints what QUARTO_SAYS contains; "
+     "one small notebook instead of ours")
     exe = tmp_path/'bin/quarto'
     exe.parent.mkdir()
     exe.write_text('#!/bin/sh\nmkdir _docs && cp *.ipynb *.css _docs/ && echo "$QUARTO_SAYS" >&2\n')
@@ -270,8 +296,8 @@ def quarto(tmp_path, monkeypatch):
     monkeypatch.setenv('PATH', f"{exe.parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path/'nbs').mkdir()
     (tmp_path/'nbs/styles.css').touch()
-    nbformat.write(new_notebook(cells=[new_markdown_cell('# Title\n\n> A line'), new_code_cell('plot()', outputs=[png])]),
-                   tmp_path/'nbs/10_page.ipynb')
+    nbformat.write(new_notebook(cells=[new_markdown_cell('# Title\n\n> A line'),
+                                       new_code_cell('plot()', outputs=[png])]), tmp_path/'nbs/10_page.ipynb')
     monkeypatch.setattr(docs, 'root', tmp_path)
     monkeypatch.setattr(docs, 'parallel', lambda f, items, **kw: [f(o) for o in items])
     return tmp_path

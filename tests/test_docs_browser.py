@@ -1,6 +1,7 @@
 """Open each page of the docs site in a headless Chromium, wide and narrow, light and dark.
 
-DOCS_SITE=folder tests a site that is already built, by Quarto or Sphinx; otherwise tools/docs.py builds one with Sphinx.
+DOCS_SITE=folder tests a site that is already built, by Quarto or Sphinx; \
+otherwise tools/docs.py builds one with Sphinx.
 DOCS_SHOTS=folder saves small screenshots of each page, wide in light and narrow in dark."""
 import ast, asyncio, functools, http.server, os, re, shutil, subprocess, sys, threading
 from pathlib import Path
@@ -22,7 +23,8 @@ flags = ('--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --
          '--disable-component-update --disable-sync')
 widths, themes, screen, tabs = (1400, 390), ('light', 'dark'), 900, 3
 
-def markdown(name): return '\n\n'.join(c.source for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'markdown')
+def markdown(name):
+    return '\n\n'.join(c.source for c in nbformat.read(root/'nbs'/name, 4).cells if c.cell_type == 'markdown')
 
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
@@ -63,7 +65,8 @@ def in_tab(url):
     browser = run(p.chromium.launch(executable_path=chromium, args=flags.split()))
     async def one(f, *args):
         scale = .4 if os.environ.get('DOCS_SHOTS') else 1
-        tab = await browser.new_page(viewport=dict(width=widths[0], height=screen), base_url=url, device_scale_factor=scale)
+        tab = await browser.new_page(viewport=dict(width=widths[0], height=screen), base_url=url,
+                                     device_scale_factor=scale)
         tab.set_default_timeout(300_000)  # milliseconds; the machine may be busy
         try: return await f(tab, *args)
         finally: await tab.close()
@@ -83,29 +86,43 @@ script = """const main = document.querySelector('article, main'), texts = [], al
 const walk = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
 while (walk.nextNode()) if (walk.currentNode.data.trim()) texts.push(walk.currentNode);"""
 # text outside code, where raw formulas and links would show
-prose = script + "return texts.filter(t => !t.parentElement.closest('pre, code, script, style, mjx-container')).map(t => t.data).join(' ')"
+prose = (script + "return texts.filter(t => !t.parentElement.closest('pre, code, script, style, mjx-container'))"
+         ".map(t => t.data).join(' ')")
 maths = """const count = s => document.querySelectorAll(s).length;
-    return {wanted: count('.math'), shown: count('.math > mjx-container'), errors: count('mjx-merror, [data-mjx-error]'), display: count('mjx-container[display]'),
-            tags: [...document.querySelectorAll('[id^="mjx-eqn:"]')].filter(o => o.getBoundingClientRect().width).map(o => decodeURIComponent(o.id.slice(8)))}"""
+    return {wanted: count('.math'), shown: count('.math > mjx-container'), \
+errors: count('mjx-merror, [data-mjx-error]'), display: count('mjx-container[display]'),
+            tags: [...document.querySelectorAll('[id^="mjx-eqn:"]')].filter(o => o.getBoundingClientRect().width)\
+.map(o => decodeURIComponent(o.id.slice(8)))}"""
 images = """return [...document.images].map(i => ({src: i.src.slice(-80), broken: !(i.complete && i.naturalWidth),
     large: i.clientWidth > 0 && i.naturalWidth > 2.5 * i.clientWidth}))"""
 # elements wider than the screen that do not scroll in their own box
-overflow = script + """const wide = o => o.getBoundingClientRect().right > innerWidth + 1, scrolls = o => getComputedStyle(o).overflowX != 'visible';
-    const boxed = o => { for (let p = o.parentElement; p && p != main; p = p.parentElement) if (scrolls(p) && !wide(p)) return true };
-    const out = all('*').filter(o => wide(o) && !(scrolls(o) && !wide(o)) && !boxed(o)).map(o => o.outerHTML.slice(0, 120));
+overflow = script + """const wide = o => o.getBoundingClientRect().right > innerWidth + 1, \
+scrolls = o => getComputedStyle(o).overflowX != 'visible';
+    const boxed = o => { for (let p = o.parentElement; p && p != main; \
+p = p.parentElement) if (scrolls(p) && !wide(p)) return true };
+    const out = all('*').filter(o => wide(o) && !(scrolls(o) && !wide(o)) && !boxed(o))\
+.map(o => o.outerHTML.slice(0, 120));
     return document.documentElement.scrollWidth > innerWidth ? ['the page itself', ...out] : out"""
 # texts whose contrast with what is behind them is below 4.5, the limit of the accessibility guidelines (WCAG AA)
-contrast = script + r"""const cache = new Map(), rgba = s => { const c = s.match(/[\d.]+/g).map(Number); return c.length < 4 ? [...c.slice(0, 3), 1] : c };
+contrast = script + """const cache = new Map(), rgba = s => { const c = s.match(/[\\d.]+/g).map(Number); \
+return c.length < 4 ? [...c.slice(0, 3), 1] : c };
     const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3]));
-    const back = o => { if (!o) return [255, 255, 255]; if (!cache.has(o)) cache.set(o, over(rgba(getComputedStyle(o).backgroundColor), back(o.parentElement))); return cache.get(o) };
-    const light = c => { const l = c.map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * l[0] + .7152 * l[1] + .0722 * l[2] };
-    const ratio = o => { const b = back(o), [x, y] = [light(over(rgba(getComputedStyle(o).color), b)), light(b)].sort((p, q) => p - q); return (y + .05) / (x + .05) };
-    const seen = texts.map(t => t.parentElement).filter(o => o.getClientRects().length && !o.closest('script, style, mjx-container, a.headerlink, .anchorjs-link'));
-    return [...new Set(seen)].map(o => [ratio(o), o]).filter(o => o[0] < 4.5).map(([r, o]) => r.toFixed(1) + ' ' + o.outerHTML.slice(0, 90))"""
-anchors = script + """return all('a[href^="#"]').map(a => a.getAttribute('href').slice(1)).filter(a => a && !document.getElementById(decodeURIComponent(a)))"""
+    const back = o => { if (!o) return [255, 255, 255]; if (!cache.has(o)) cache.set(o, \
+over(rgba(getComputedStyle(o).backgroundColor), back(o.parentElement))); return cache.get(o) };
+    const light = c => { const l = c.map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); \
+return .2126 * l[0] + .7152 * l[1] + .0722 * l[2] };
+    const ratio = o => { const b = back(o), [x, y] = [light(over(rgba(getComputedStyle(o).color), b)), \
+light(b)].sort((p, q) => p - q); return (y + .05) / (x + .05) };
+    const seen = texts.map(t => t.parentElement).filter(o => o.getClientRects().length \
+&& !o.closest('script, style, mjx-container, a.headerlink, .anchorjs-link'));
+    return [...new Set(seen)].map(o => [ratio(o), o]).filter(o => o[0] < 4.5)\
+.map(([r, o]) => r.toFixed(1) + ' ' + o.outerHTML.slice(0, 90))"""
+anchors = script + """return all('a[href^="#"]').map(a => a.getAttribute('href').slice(1))\
+.filter(a => a && !document.getElementById(decodeURIComponent(a)))"""
 # the first table or figure, and code that is open above it
 first = script + """const top = o => o.getBoundingClientRect().top + scrollY, found = all('table, img')[0];
-    return {at: found ? top(found) : 1e6, code: all('pre').filter(o => o.getClientRects().length && !o.closest('details:not([open]), .cell_output, .cell-output') && (!found || top(o) < top(found))).length}"""
+    return {at: found ? top(found) : 1e6, code: all('pre').filter(o => o.getClientRects().length \
+&& !o.closest('details:not([open]), .cell_output, .cell-output') && (!found || top(o) < top(found))).length}"""
 
 async def opened(tab, path):
     "Go to `path`; returns a list that collects errors"
@@ -124,7 +141,8 @@ async def visit(tab, name):
     "Everything that the tests want to know about the page of the notebook `name`"
     faults = await opened(tab, page_of[name])
     ask = lambda js: tab.evaluate(f'() => {{ {js} }}')
-    seen = dict(images=await ask(images), maths=await ask(maths), prose=await ask(prose), anchors=await ask(anchors), first=await ask(first))
+    seen = dict(images=await ask(images), maths=await ask(maths), prose=await ask(prose), anchors=await ask(anchors),
+                first=await ask(first))
     seen['height'] = await ask(script + 'return main.scrollHeight')
     if shots := os.environ.get('DOCS_SHOTS'):
         for w, theme in zip(widths, themes):
@@ -166,10 +184,12 @@ def test_nothing_is_wider_than_the_screen(name, visits): assert visits[name]['wi
 def test_text_has_contrast_in_both_themes(name, visits): assert visits[name]['pale'] == []
 
 @pytest.mark.parametrize('name', names)
-def test_figures_are_embedded_at_the_size_shown(name, visits): assert [i['src'] for i in visits[name]['images'] if i['large']] == []
+def test_figures_are_embedded_at_the_size_shown(name, visits):
+    assert [i['src'] for i in visits[name]['images'] if i['large']] == []
 
 @pytest.mark.parametrize('name', results)
-def test_result_comes_before_code(name, visits): assert visits[name]['first']['at'] < 2*screen and visits[name]['first']['code'] == 0
+def test_result_comes_before_code(name, visits):
+    assert visits[name]['first']['at'] < 2*screen and visits[name]['first']['code'] == 0
 
 @pytest.mark.parametrize('name', names)
 def test_page_is_shorter_than_20_screens(name, visits): assert visits[name]['height'] < 20*screen
@@ -178,7 +198,8 @@ def test_overflow_and_contrast_are_noticed(in_tab):
     async def spoil(tab):
         await opened(tab, 'index.html')
         html = '<div style="width: 3000px">wide</div><p style="color: #eee; background: #fff">pale</p>'
-        await tab.evaluate("html => document.querySelector('article, main').insertAdjacentHTML('beforeend', html)", html)
+        await tab.evaluate("html => document.querySelector('article, main').insertAdjacentHTML('beforeend', html)",
+                           html)
         return [await tab.evaluate(f'() => {{ {js} }}') for js in (overflow, contrast)]
     wide, pale = in_tab(spoil)
     assert len(wide) > 0 and any('pale' in o for o in pale)
@@ -223,13 +244,15 @@ def test_links(site, html):
             path, anchor = urldefrag(target.replace('&amp;', '&'))
             if urlparse(path).scheme or path.startswith('//'): continue
             path = unquote(urlparse(path).path) or n
-            if not (site/path).exists() or (anchor and path in ids and unquote(anchor) not in ids[path]): broken.append((n, target))
+            if not (site/path).exists() or (anchor and path in ids and unquote(anchor) not in ids[path]):
+                broken.append((n, target))
     assert broken == []
 
 def test_links_between_pages_are_relative(html):
     "An absolute link leaves a copy of the site for the published one"
     pages = '|'.join(map(re.escape, page_of.values()))
-    for n in page_of.values(): assert not re.findall(rf'<a\b[^>]*href="{docs.site["site-url"]}/(?:{pages})[^"]*"', html[n]), n
+    for n in page_of.values():
+        assert not re.findall(rf'<a\b[^>]*href="{docs.site["site-url"]}/(?:{pages})[^"]*"', html[n]), n
 
 def test_pages_weigh_less_than_two_megabytes(site, html):
     "A page with its figures; what all pages share is loaded once"
@@ -243,17 +266,20 @@ def test_sidebar(html, sphinx):
     tree = text[text.index('class="sidebar-tree"'):text.index('</aside>')]
     groups = {'Reference': docs.front()[1:], **{k: v for k, v in docs.sidebar().items() if v}}
     assert re.findall(r'class="caption"[^>]*><span class="caption-text">(.*?)</span>', tree) == list(groups)
-    assert re.findall(r'class="reference internal" href="(.*?)"', tree) == [page_of[n] for g in groups.values() for n in g]
+    assert re.findall(r'class="reference internal" href="(.*?)"', tree) == [
+        page_of[n] for g in groups.values() for n in g]
 
 def test_api(html, sphinx):
     "Each exported function and class has a heading and a signature on its page"
     for mod, syms in docs.modidx['syms'].items():
         body = ast.parse((root/f"{mod.replace('.', '/')}.py").read_text(encoding='utf-8')).body
-        exported = next((ast.literal_eval(n.value) for n in body if isinstance(n, ast.Assign) and n.targets[0].id == '__all__'), [])
+        exported = next((ast.literal_eval(n.value) for n in body if isinstance(n, ast.Assign)
+                         and n.targets[0].id == '__all__'), [])
         for name in exported:
             if f'{mod}.{name}' not in syms: continue
             page = syms[f'{mod}.{name}'][0].partition('#')[0]
-            assert re.search(rf'<h[1-6]>{name}<.*?<span class="k">def</span> *(<span class="w"> </span>)?<span class="nf">{name}</span>', html[page], re.S), f'{name} is not on {page}'
+            assert re.search(rf'<h[1-6]>{name}<.*?<span class="k">def</span> *(<span class="w"> </span>)?<span '
+                             rf'class="nf">{name}</span>', html[page], re.S), f'{name} is not on {page}'
 
 @pytest.fixture(scope='module')
 def rendered(html):
@@ -263,15 +289,18 @@ def rendered(html):
 def test_no_traces_of_the_tools(rendered):
     "Raw links in signatures, types of defaults, and the docstring that Python gives to functions without one"
     for name, text in rendered.items():
-        bad = re.findall(r'Call self as a function|Define the computation performed|:NoneType=|\[`[^`\n]+`\]\([^\n]*', re.sub('<[^>]+>', '', text))
+        bad = re.findall(r'Call self as a function|Define the computation performed|:NoneType=|\[`[^`\n]+`\]\([^\n]*',
+                         re.sub('<[^>]+>', '', text))
         assert not bad, f'{name}: {bad}'
 
 def test_images_have_alternative_texts(rendered):
     for name, text in rendered.items():
-        bad = [i[:200] for i in re.findall(r'<img\b[^>]*>', text) if not re.search(r'\balt="[^"]*\w{3}', i) or re.search(r'alt="[^"]*_files/|alt="_images', i)]
+        bad = [i[:200] for i in re.findall(r'<img\b[^>]*>', text) if not re.search(r'\balt="[^"]*\w{3}', i)
+               or re.search(r'alt="[^"]*_files/|alt="_images', i)]
         assert not bad, f'{name}: {bad}'
 
 def test_api_page_links_to_definitions(html):
     known = {k.rpartition('.')[2] for syms in docs.modidx['syms'].values() for k in syms}
     for n in docs.public & known:
-        assert re.search(rf'href="[\w.]+\.html#[\w.-]*{n.lower()}[\w.-]*"[^>]*><code[^>]*>(<span[^>]*>)?{n}<', html['api.html']), n
+        assert re.search(rf'href="[\w.]+\.html#[\w.-]*{n.lower()}[\w.-]*"[^>]*><code[^>]*>(<span[^>]*>)?{n}<',
+                         html['api.html']), n

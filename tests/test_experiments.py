@@ -7,7 +7,8 @@ KILLS = int(os.environ.get('HIERPROTO_KILLS', 3))  # twenty when it matters; res
 EPOCHS = max(3, KILLS)  # long enough to be killed so often
 TIMELESS = ['run_id', 'method', 'seed', 'er', 'ahc', 'loss', 'distortion', 'scale', 'best_epoch', 'n_train', 'params']
 
-# All libraries are loaded before the first fork, so that a child is at work at once and a kill hits the sweep rather than its imports.
+# All libraries are loaded before the first fork, so that a child is at work at once and a kill hits the sweep rather
+# than its imports.
 PROGRAM = '''
 import os, random, signal, sys, time
 import torch; torch.set_num_threads(1)
@@ -37,12 +38,15 @@ print(killed); sys.exit(max(codes))
 
 
 def sweep(out, kills=0, processes=1):
-    "Rows of a sweep that is killed `kills` times, unless it ends before, then finished by `processes` at once; and how often it was killed"
-    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', PROGRAM, str(out), str(kills), str(processes), str(EPOCHS)], capture_output=True, text=True,
+    ("Rows of a sweep that is killed `kills` times, unless it ends before, then finished by `processes` at once; "
+     "and how often it was killed")
+    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', PROGRAM, str(out), str(kills), str(processes),
+                          str(EPOCHS)], capture_output=True, text=True,
                          env={**os.environ, 'OMP_NUM_THREADS': '1'}, timeout=3000)
     logs = [f.read_text() for f in Path(out).rglob('*.log')]
     assert res.returncode == 0, '\n'.join([res.stderr, *logs])
-    return pd.read_csv(Path(out)/'digits_smoke.csv').sort_values('run_id')[TIMELESS].to_csv(index=False), int(res.stdout)
+    return (pd.read_csv(Path(out)/'digits_smoke.csv').sort_values('run_id')[TIMELESS].to_csv(index=False),
+            int(res.stdout))
 
 
 @pytest.fixture(scope='module')
@@ -62,7 +66,8 @@ def test_undisturbed(straight):
 def write_down(killed, rows, equal):
     "One row about this test in results/kills.csv"
     from hierproto.rows import add_row, commit, versions
-    row = dict(kills=killed, runs=4, epochs=EPOCHS, rows=len(rows.splitlines())-1, equal=equal, commit=commit(), versions=versions())
+    row = dict(kills=killed, runs=4, epochs=EPOCHS, rows=len(rows.splitlines())-1, equal=equal, commit=commit(),
+               versions=versions())
     row['run_id'] = hashlib.sha1(repr(sorted(row.items())).encode()).hexdigest()[:12]
     add_row(Path(__file__).parents[1]/'results'/'kills.csv', row, ['run_id', *row][:-1])
 
@@ -74,7 +79,8 @@ def test_killed(straight, tmp_path):
         assert killed == KILLS, f'the sweep was finished after {killed} kills: more epochs are needed'
     assert rows == straight[0]
     assert not left_over(tmp_path)
-    for f in straight[1].glob('digits_smoke/*.csv'): assert f.read_bytes() == (tmp_path/'digits_smoke'/f.name).read_bytes()
+    for f in straight[1].glob('digits_smoke/*.csv'):
+        assert f.read_bytes() == (tmp_path/'digits_smoke'/f.name).read_bytes()
 
 
 def test_shared_folder(straight, tmp_path):
@@ -97,9 +103,13 @@ def test_accelerate(tmp_path):
     from hierproto.recipes import parse_methods
     methods = [m for m, _ in parse_methods(os.environ.get('HIERPROTO_METHODS', 'gp_disto,cross_entropy'))]
     (tmp_path/'launched.py').write_text(LAUNCHED)
-    res = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'accelerate.commands.launch', '--multi_gpu', '--num_processes', '2', '--num_machines', '1', '--main_process_port', '0', '--mixed_precision', 'no',
-                          '--dynamo_backend', 'no', '--num_cpu_threads_per_process', '1', str(tmp_path/'launched.py'), str(tmp_path/'out'), ','.join(methods)],
-                         capture_output=True, text=True, timeout=900, env={**os.environ, 'OMP_NUM_THREADS': '1', 'ACCELERATE_USE_CPU': 'true'})  # its own --cpu starts one process
+    # its own --cpu starts one process
+    res = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'accelerate.commands.launch',
+                          '--multi_gpu', '--num_processes', '2', '--num_machines', '1', '--main_process_port', '0',
+                          '--mixed_precision', 'no', '--dynamo_backend', 'no', '--num_cpu_threads_per_process', '1',
+                          str(tmp_path/'launched.py'), str(tmp_path/'out'), ','.join(methods)],
+                         capture_output=True, text=True, timeout=900,
+                         env={**os.environ, 'OMP_NUM_THREADS': '1', 'ACCELERATE_USE_CPU': 'true'})
     assert res.returncode == 0, res.stderr[-3000:]
     df = pd.read_csv(tmp_path/'out'/'digits_smoke.csv')
     assert df.method.tolist() == methods and (df.n_test == 63).all()
@@ -112,8 +122,9 @@ def test_recipes_know_the_networks():
     assert all(callable(arch_func(o)) for o in ARCHS)
 
 
-NONSENSE = [dict(method='magic'), dict(set='epochs=-3'), dict(set='lam=nan'), dict(fraction=float('nan')), dict(fold=99), dict(hierarchy='no/such.csv'),
-            dict(hierarchy='oak'), dict(set='magic=1'), dict(set='arch=magic'), dict(seed=-1), dict(threads=-2), dict(log='paper'), dict(tier='magic'),
+NONSENSE = [dict(method='magic'), dict(set='epochs=-3'), dict(set='lam=nan'), dict(fraction=float('nan')),
+            dict(fold=99), dict(hierarchy='no/such.csv'), dict(hierarchy='oak'), dict(set='magic=1'),
+            dict(set='arch=magic'), dict(seed=-1), dict(threads=-2), dict(log='paper'), dict(tier='magic'),
             dict(data='magic')]
 
 @pytest.mark.parametrize('program', ['train', 'sweep'])
@@ -125,8 +136,11 @@ def test_nonsense_is_refused_before_any_work(kw, dry, program, tmp_path, monkeyp
     from hierproto.recipes import RecipeError
     monkeypatch.setattr(E, 'run_claimed', lambda *a, **k: pytest.fail('it starts'))
     (name, value), = kw.items()
-    if program == 'sweep': kw = dict(method=dict(methods='hxe,magic'), seed=dict(seeds=-1), fold=dict(set='fold=99'), fraction=dict(fraction='nan')).get(name, kw)
-    with pytest.raises(RecipeError) as e: getattr(E, program)(**{**dict(data='digits', tier='smoke', out=str(tmp_path/'out'), dry_run=dry), **kw})
+    if program == 'sweep':
+        kw = dict(method=dict(methods='hxe,magic'), seed=dict(seeds=-1), fold=dict(set='fold=99'),
+                  fraction=dict(fraction='nan')).get(name, kw)
+    with pytest.raises(RecipeError) as e:
+        getattr(E, program)(**{**dict(data='digits', tier='smoke', out=str(tmp_path/'out'), dry_run=dry), **kw})
     culprit = str(value).split('=')[-1]
     assert '\n' not in str(e.value) and (culprit in str(e.value) or 'fold' in str(e.value)), e.value
     assert not (tmp_path/'out').exists()
@@ -134,8 +148,9 @@ def test_nonsense_is_refused_before_any_work(kw, dry, program, tmp_path, monkeyp
 
 # --- ids ---
 RESULTS = Path(__file__).parents[1]/'results'
-FILES = [('cifar100', 'cpu', RESULTS, ['cifar100', 'cifar100_random.csv', 'cifar100_shuffled.csv']), ('cifar100', 'study', RESULTS, ['cifar100']),
-         ('nyudv2', 'features', RESULTS, ['nyudv2']), ('nyudv2', 'features_study', RESULTS, ['nyudv2']), ('s2agri', 'cpu', RESULTS/'parcels', ['parcels.json']),
+FILES = [('cifar100', 'cpu', RESULTS, ['cifar100', 'cifar100_random.csv', 'cifar100_shuffled.csv']),
+         ('cifar100', 'study', RESULTS, ['cifar100']), ('nyudv2', 'features', RESULTS, ['nyudv2']),
+         ('nyudv2', 'features_study', RESULTS, ['nyudv2']), ('s2agri', 'cpu', RESULTS/'parcels', ['parcels.json']),
          ('mnist', 'figure1', RESULTS, ['mnist_visual', 'digits_chain'])]
 
 @pytest.mark.parametrize('data,tier,out,trees', FILES)
@@ -172,7 +187,8 @@ def test_recipes_ask_the_method(monkeypatch):
     if not hasattr(variant, 'guided'): variant.guided = variant.protos = True
     monkeypatch.setitem(METHODS, 'my_variant', variant)
     mine, theirs = [resolve('cifar100', m, 'cpu', fraction=.1) for m in ('my_variant', 'gp_disto')]
-    assert [mine.get(k) for k in ('lam', 'proto_lr', 'proto_wd')] == [theirs[k] for k in ('lam', 'proto_lr', 'proto_wd')] == [20., 10., 0.]
+    assert ([mine.get(k) for k in ('lam', 'proto_lr', 'proto_wd')]
+            == [theirs[k] for k in ('lam', 'proto_lr', 'proto_wd')] == [20., 10., 0.])
 
 
 def test_mnist_trains_the_published_protocol():
@@ -181,7 +197,8 @@ def test_mnist_trains_the_published_protocol():
     assert (r['protocol'], r['normalize'], r['args']) == ('published', True, dict(hidden=False, init='cube'))
 
 
-@pytest.mark.parametrize('data, tier', [('cifar100', 'finetune'), ('cifar100', 'finetune_study'), ('nyudv2', 'features'), ('nyudv2', 'features_study')])
+@pytest.mark.parametrize('data, tier', [('cifar100', 'finetune'), ('cifar100', 'finetune_study'),
+                                        ('nyudv2', 'features'), ('nyudv2', 'features_study')])
 def test_pretrained_tiers(data, tier, tmp_path, monkeypatch):
     "The tiers of pretrained networks, on toys and from random weights"
     pytest.importorskip('timm')
@@ -200,7 +217,8 @@ def test_pretrained_tiers(data, tier, tmp_path, monkeypatch):
     x, y = dls.one_batch()
     assert learn.model(x).shape == (len(x), len(h), *y.shape[1:])
     if data == 'cifar100':
-        assert x.shape[-2] == 48 and dls.train.after_batch.normalize.mean.flatten().tolist()[:3] == [.5, .5, .5]  # what the weights expect
+        # what the weights expect
+        assert x.shape[-2] == 48 and dls.train.after_batch.normalize.mean.flatten().tolist()[:3] == [.5, .5, .5]
     else:
         assert y.shape[1:] == (24, 32) and dls.valid.one_batch()[1].shape[1:] == (48, 64)
     row = train_run(r, tmp_path/'out')

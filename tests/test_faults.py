@@ -1,4 +1,5 @@
-"What breaks around a program: disks that are full, folders that cannot be written, files that are cut off, downloads that stop, files that would like to run code"
+("What breaks around a program: disks that are full, folders that cannot be written, files that are cut off, "
+ "downloads that stop, files that would like to run code")
 import errno, http.server, io, os, pickle, re, subprocess, sys, tempfile, threading, warnings
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
@@ -27,7 +28,8 @@ def test_a_file_cut_off_anywhere(cut, tmp_path):
     assert f.read_bytes() == data
 
 
-@pytest.mark.parametrize('torn', ['000000000001', '000000000001,0.1', '000000000001,0.14,"a, ', '000000000001,0.14,"a, ""1'])
+@pytest.mark.parametrize('torn',
+                         ['000000000001', '000000000001,0.1', '000000000001,0.14,"a, ', '000000000001,0.14,"a, ""1'])
 def test_a_line_torn_in_the_middle(torn, tmp_path):
     "It is named, does not count as finished, and its run is done again; its neighbours stay"
     f = tmp_path/'rows.csv'
@@ -59,10 +61,12 @@ def test_a_disk_that_is_full_in_the_middle_of_a_row(tmp_path):
     "A row of which only a part could be written counts as an error, not as a row"
     f = tmp_path/'rows.csv'
     # the header, one row of seventeen bytes, and five bytes of the next
-    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', FULL, str(f), str(len('run_id,er\n') + 17 + 5)], capture_output=True, text=True, timeout=300)
+    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', FULL, str(f), str(len('run_id,er\n') + 17 + 5)],
+                         capture_output=True, text=True, timeout=300)
     assert res.stdout.startswith('refused'), res.stdout + res.stderr[-500:]
     assert finished(f) == {'a'*12}
-    assert add_row(f, dict(run_id='b'*12, er=.25), ['run_id', 'er']) and read_rows(f).run_id.tolist() == ['a'*12, 'b'*12]
+    assert (add_row(f, dict(run_id='b'*12, er=.25), ['run_id', 'er'])
+            and read_rows(f).run_id.tolist() == ['a'*12, 'b'*12])
 
 
 def no_space(*_): raise OSError(errno.ENOSPC, 'No space left on device')
@@ -81,11 +85,13 @@ def test_many_writers(tmp_path):
         if not (pid := os.fork()):
             order = np.random.default_rng(k).permutation(50)
             n = sum(add_row(f, row(int(i)), COLUMNS) for i in order)
-            (tmp_path/f'{k}.n').write_text(str(n)); os._exit(0)
+            (tmp_path/f'{k}.n').write_text(str(n))
+            os._exit(0)
         pids.append(pid)
     assert all(os.waitpid(p, 0)[1] == 0 for p in pids)
     df = read_rows(f)
-    assert sorted(df.run_id) == [row(i)['run_id'] for i in range(50)] and sum(int(o.read_text()) for o in tmp_path.glob('*.n')) == 50
+    assert (sorted(df.run_id) == [row(i)['run_id'] for i in range(50)]
+            and sum(int(o.read_text()) for o in tmp_path.glob('*.n')) == 50)
     assert all(df.set_index('run_id').note[row(i)['run_id']] == row(i)['note'] for i in range(50))
 
 
@@ -121,18 +127,26 @@ def test_a_damaged_checkpoint(damage, straight, tmp_path):
     data = f.read_bytes()
     f.write_bytes(dict(cut=data[:len(data)//2], empty=b'', nonsense=b'nonsense'*100)[damage])
     try: got = train_run(small(), tmp_path)
-    except Exception as e: assert f.name in str(e), f'{type(e).__name__} does not name the file: {str(e)[:200]}'; return
-    assert (got['er'], got['ahc']) == (straight['er'], straight['ahc']) and len(read_rows(results_file(small(), tmp_path))) == 1
+    except Exception as e:
+        assert f.name in str(e), f'{type(e).__name__} does not name the file: {str(e)[:200]}'
+        return
+    assert ((got['er'], got['ahc']) == (straight['er'], straight['ahc'])
+            and len(read_rows(results_file(small(), tmp_path))) == 1)
 
 def said_by_another(f):
     "What `f` raises in a process of its own, which is not root's: nothing is read-only for root"
     r, w = os.pipe()
     if not (pid := os.fork()):
         try:
-            if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)
-            f(); said = 'nothing'
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            f()
+            said = 'nothing'
         except BaseException as e: said = f'{type(e).__name__}: {e}'
-        os.write(w, said.encode()); os._exit(0)
+        os.write(w, said.encode())
+        os._exit(0)
     os.close(w)
     with os.fdopen(r) as o: said = o.read()
     os.waitpid(pid, 0)
@@ -149,12 +163,14 @@ def test_a_folder_that_cannot_be_written(where, monkeypatch):
         if where == 'a file': out.write_text('')
         else:
             out.mkdir()
-            if where == 'read-only rows': add_row(results_file(small(), out), {'run_id': 'f'*12, 'er': .5}, ['run_id', 'er'])
+            if where == 'read-only rows':
+                add_row(results_file(small(), out), {'run_id': 'f'*12, 'er': .5}, ['run_id', 'er'])
             out.chmod(0o555)
         said = said_by_another(lambda: run_claimed(small(), out))
         if where != 'a file': out.chmod(0o755)
         if where == 'read-only rows': assert finished(results_file(small(), out)) == {'f'*12}
-    assert re.match(f"({'NotADirectory|FileExists' if where == 'a file' else 'Permission'})Error", said) and str(out) in said, said
+    assert (re.match(f"({'NotADirectory|FileExists' if where == 'a file' else 'Permission'})Error", said)
+            and str(out) in said), said
 
 def test_a_disk_that_is_full_during_a_run(straight, tmp_path, monkeypatch):
     "The run fails, is reported, and finishes once there is room; rows that were there stay"
@@ -183,8 +199,10 @@ def test_a_disk_without_room_for_the_log(tmp_path, monkeypatch, capsys):
     import hierproto.experiments as E
     monkeypatch.setattr(E, 'train_run', lambda *a, **k: no_space())
     real = E.write_whole
-    monkeypatch.setattr(E, 'write_whole', lambda path, write: no_space() if path.suffix == '.log' else real(path, write))
-    with pytest.raises(SystemExit, match='no log could be written'): sweep('digits', 'gp_disto', 'smoke', 1, out=str(tmp_path))
+    monkeypatch.setattr(E, 'write_whole',
+                        lambda path, write: no_space() if path.suffix == '.log' else real(path, write))
+    with pytest.raises(SystemExit, match='no log could be written'):
+        sweep('digits', 'gp_disto', 'smoke', 1, out=str(tmp_path))
     assert 'No space left' in capsys.readouterr().err
 
 
@@ -207,7 +225,8 @@ def test_a_damaged_picture_is_named(tmp_path, monkeypatch):
     path = toy_data('mnist', tmp_path)
     f = sorted(path.rglob('*.png'))[7]
     f.write_bytes(f.read_bytes()[:60])
-    monkeypatch.setattr('hierproto.data.core.fastai_cfg', lambda: type('Cfg', (), dict(path=lambda self, o: tmp_path/'cache'))())
+    monkeypatch.setattr('hierproto.data.core.fastai_cfg',
+                        lambda: type('Cfg', (), dict(path=lambda self, o: tmp_path/'cache'))())
     with pytest.raises(Exception, match=f.name): mnist(source=path)
 
 
@@ -215,7 +234,9 @@ class Half(http.server.BaseHTTPRequestHandler):
     "Announces an archive and sends the first half of it, until `whole` is set"
     archive, whole = b'', False
     def do_GET(self):
-        self.send_response(200); self.send_header('Content-Length', str(len(self.archive))); self.end_headers()
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(self.archive)))
+        self.end_headers()
         self.wfile.write(self.archive if type(self).whole else self.archive[:len(self.archive)//2])
     def log_message(self, *_): pass
 
@@ -223,11 +244,13 @@ def test_a_download_that_stops_half_way(tmp_path, monkeypatch):
     "An error, nothing that looks like data, and the next attempt succeeds"
     import tarfile
     from fastai.data.external import untar_data
-    monkeypatch.setattr('fastai.data.external.fastai_cfg', lambda: type('Cfg', (dict,), dict(path=lambda self, o: tmp_path/o, config_path=tmp_path, __missing__=lambda self, k: str(tmp_path/k)))())
+    monkeypatch.setattr('fastai.data.external.fastai_cfg', lambda: type('Cfg', (dict,), dict(
+        path=lambda self, o: tmp_path/o, config_path=tmp_path, __missing__=lambda self, k: str(tmp_path/k)))())
     buf, noise = io.BytesIO(), np.random.default_rng(0).bytes(200_000)
     with tarfile.open(fileobj=buf, mode='w:gz') as t:
         for i in range(4):
-            info = tarfile.TarInfo(f'toyset/train/{i}.bin'); info.size = len(noise)
+            info = tarfile.TarInfo(f'toyset/train/{i}.bin')
+            info.size = len(noise)
             t.addfile(info, io.BytesIO(noise))
     Half.archive, Half.whole = buf.getvalue(), False
     server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Half)
@@ -263,7 +286,8 @@ def test_predictions_run_no_code(tmp_path):
     from hierproto.report import confusions
     flag = tmp_path/'flag'
     (tmp_path/'digits_smoke').mkdir()
-    np.savez(tmp_path/'digits_smoke'/'r.npz', vocab=np.array([Bomb(flag)], dtype=object), pred=np.array([0]), targ=np.array([0]))
+    np.savez(tmp_path/'digits_smoke'/'r.npz', vocab=np.array([Bomb(flag)], dtype=object), pred=np.array([0]),
+             targ=np.array([0]))
     with pytest.raises(ValueError): confusions(pd.DataFrame([dict(data='digits', tier='smoke', run_id='r')]), tmp_path)
     assert not flag.exists()
 
@@ -277,16 +301,23 @@ def test_names_in_a_report_are_text():
 
 def test_names_in_a_picture_are_text(tmp_path):
     "Neither formulas nor HTML"
-    import matplotlib; matplotlib.use('agg')
+    import matplotlib
+    matplotlib.use('agg')
     import matplotlib.pyplot as plt
     from hierproto.learner import HierInterpretation
-    h = Hierarchy.from_paths([('a $x', r'$\frac$'), ('a $x', 'b_{'), ('<b>', '$$'), ('<b>', '\u05d7\u05ea\u05d5\u05dc')])
-    for draw in (h.plot_sunburst, h.plot_costs, CostMatrix(h.costs(), h.leaves).plot_costs): draw().figure.savefig(tmp_path/'x.png'); plt.close('all')
+    h = Hierarchy.from_paths([('a $x', r'$\frac$'), ('a $x', 'b_{'), ('<b>', '$$'),
+                              ('<b>', '\u05d7\u05ea\u05d5\u05dc')])
+    for draw in (h.plot_sunburst, h.plot_costs, CostMatrix(h.costs(), h.leaves).plot_costs):
+        draw().figure.savefig(tmp_path/'x.png')
+        plt.close('all')
     y = torch.tensor([0, 1, 2, 3, 1])
     interp = HierInterpretation.__new__(HierInterpretation)
-    interp.__dict__.update(D=h, costs=h.costs(), vocab=h.leaves, targs=y, decoded=y.flip(0), counts=torch.ones(5, dtype=torch.bool))
-    interp.plot_confusion_matrix().figure.savefig(tmp_path/'x.png'); plt.close('all')
-    assert '<b>' not in interp.most_costly().to_html() and r'$\frac$' in interp.most_costly().true.tolist() + interp.most_costly().predicted.tolist()
+    interp.__dict__.update(D=h, costs=h.costs(), vocab=h.leaves, targs=y, decoded=y.flip(0),
+                           counts=torch.ones(5, dtype=torch.bool))
+    interp.plot_confusion_matrix().figure.savefig(tmp_path/'x.png')
+    plt.close('all')
+    assert ('<b>' not in interp.most_costly().to_html()
+            and r'$\frac$' in interp.most_costly().true.tolist() + interp.most_costly().predicted.tolist())
 
 def test_no_archive_is_unpacked_by_the_library():
     "fastai unpacks what it downloads; no module of ours opens an archive"
@@ -307,7 +338,9 @@ def test_a_label_that_is_no_class_stops_a_learner(tmp_path):
     y[7] = 3
     dls = DataLoaders(*[DataLoader(TensorDataset(x, y), bs=4) for _ in range(2)])
     learn = proto_learner(dls, nn.Linear(2, 4), h, m=4, project=False, pool=False, path=tmp_path)
-    with learn.no_bar(), learn.no_logging(), pytest.raises(HierarchyError, match='1 of 4 labels in this batch are not one of the 3 classes'): learn.fit(1)
+    with (learn.no_bar(), learn.no_logging(),
+          pytest.raises(HierarchyError, match='1 of 4 labels in this batch are not one of the 3 classes')):
+        learn.fit(1)
 
 @pytest.mark.parametrize('vocab,said', [(['a', 'b', 'd'], "'d'"), (['a', 'b'], "'c'"), (['a', 'b', 'c', 'c'], "'c'")])
 def test_a_vocabulary_of_other_classes_stops_a_learner(vocab, said, tmp_path):
@@ -321,7 +354,8 @@ def test_a_vocabulary_of_other_classes_stops_a_learner(vocab, said, tmp_path):
     dls = DataLoaders(*[DataLoader(TensorDataset(torch.randn(12, 2), torch.arange(12) % 2), bs=4) for _ in range(2)])
     dls.vocab = vocab
     for make in (proto_learner, hier_learner):
-        with pytest.raises(HierarchyError, match=said): make(dls, nn.Linear(2, 4), h, m=4, project=False, pool=False, path=tmp_path)
+        with pytest.raises(HierarchyError, match=said):
+            make(dls, nn.Linear(2, 4), h, m=4, project=False, pool=False, path=tmp_path)
 
 def test_an_embedding_of_another_size_stops_a_learner(tmp_path):
     from fastai.data.core import DataLoaders
@@ -333,4 +367,5 @@ def test_an_embedding_of_another_size_stops_a_learner(tmp_path):
     dls = DataLoaders(*[DataLoader(TensorDataset(torch.randn(12, 2), torch.arange(12) % 3), bs=4) for _ in range(2)])
     for wrong in (1, 8):
         learn = proto_learner(dls, nn.Linear(2, wrong), h, m=4, project=False, pool=False, path=tmp_path)
-        with learn.no_bar(), learn.no_logging(), pytest.raises(ValueError, match=rf'\(4, {wrong}\) and \(3, 4\)'): learn.fit(1)
+        with learn.no_bar(), learn.no_logging(), pytest.raises(ValueError, match=rf'\(4, {wrong}\) and \(3, 4\)'):
+            learn.fit(1)

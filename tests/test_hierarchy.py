@@ -7,9 +7,11 @@ from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError, align_cos
 from hierproto.readers import read_hierarchy, wordnet_senses
 
 quick = settings(max_examples=60, derandomize=True, database=None, deadline=None)
-h = Hierarchy.from_paths([('animal', 'mammal', 'cat'), ('animal', 'fish', 'trout'), ('plant', 'oak'), ('animal', 'mammal', 'dog'), ('stone',)],
-                         weights={('plant',): 2.5}, titles=['a cat', 'a trout', 'an oak', 'a dog', 'a stone'], name='zoo')
-readers = dict(csv=Hierarchy.from_csv, json=Hierarchy.from_json, parents=Hierarchy.from_parents, costs=lambda f: CostMatrix.from_csv(f, warn=False))
+h = Hierarchy.from_paths([('animal', 'mammal', 'cat'), ('animal', 'fish', 'trout'),
+                          ('plant', 'oak'), ('animal', 'mammal', 'dog'), ('stone',)], weights={('plant',): 2.5},
+                         titles=['a cat', 'a trout', 'an oak', 'a dog', 'a stone'], name='zoo')
+readers = dict(csv=Hierarchy.from_csv, json=Hierarchy.from_json, parents=Hierarchy.from_parents,
+               costs=lambda f: CostMatrix.from_csv(f, warn=False))
 parents = 'node,parent,weight\ncat,mammal,1\ndog,mammal,2\nmammal,animal,1\ntrout,animal,1\nanimal,,\n'
 sound = dict(csv=h.to_csv(), json=h.to_json(), parents=parents, costs=CostMatrix(h.costs(), h.leaves).to_csv())
 
@@ -36,18 +38,21 @@ def test_any_bytes(kind, data): read(kind, data)
 def test_damaged_files(kind, data):
     text = sound[kind].encode()
     a, b = sorted(data.draw(st.tuples(*[st.integers(0, len(text))]*2)))
-    piece = data.draw(st.sampled_from([b'', b'"', b',', b'\n', b'{', b'}', b'null', b'nan', b'-1', b'1e999', b'\xff', b'cat', text[a:b]*2]))
+    piece = data.draw(st.sampled_from([b'', b'"', b',', b'\n', b'{', b'}', b'null', b'nan', b'-1', b'1e999', b'\xff',
+                                       b'cat', text[a:b]*2]))
     read(kind, text[:a] + piece + text[b:])
 
 
 values = st.recursive(st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.text(max_size=3),
-                      lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=3), v, max_size=4), max_leaves=12)
+                      lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=3), v, max_size=4),
+                      max_leaves=12)
 
 @quick
 @given(values, values, values)
 def test_any_json(tree, titles, weights):
     read('json', json.dumps(tree).encode())
-    read('json', json.dumps(dict(format='hierproto-tree-1', tree=tree, titles=titles, weights=weights, name=titles)).encode())
+    read('json', json.dumps(dict(format='hierproto-tree-1', tree=tree, titles=titles, weights=weights,
+                                 name=titles)).encode())
 
 
 names = st.text(min_size=1, max_size=6).filter(lambda s: s.strip() and s.isprintable())
@@ -57,7 +62,8 @@ names = st.text(min_size=1, max_size=6).filter(lambda s: s.strip() and s.isprint
 def test_any_names(paths):
     try: t = Hierarchy.from_paths(paths)
     except HierarchyError: return  # a class that is also a group, or two names that are one once tidied
-    for back in (Hierarchy.from_csv(io.StringIO(t.to_csv())), Hierarchy.from_json(io.StringIO(t.to_json())), Hierarchy.from_networkx(t.to_networkx())):
+    for back in (Hierarchy.from_csv(io.StringIO(t.to_csv())), Hierarchy.from_json(io.StringIO(t.to_json())),
+                 Hierarchy.from_networkx(t.to_networkx())):
         assert back == t and back.leaves == t.leaves
 
 
@@ -67,7 +73,8 @@ def test_the_line_is_right(row, at):
     head, *rows = h.to_csv().splitlines()
     twice = rows[:at] + [rows[row]] + rows[at:]
     first, second = [i+2 for i, r in enumerate(twice) if r == rows[row]]
-    with pytest.raises(HierarchyError, match=rf'line {second}: the class .* is listed twice \(first: the file, line {first}\)'):
+    with pytest.raises(HierarchyError,
+                       match=rf'line {second}: the class .* is listed twice \(first: the file, line {first}\)'):
         Hierarchy.from_csv(io.StringIO('\n'.join([head, *twice])))
 
 
@@ -94,8 +101,10 @@ def test_another_process(tmp_path):
 
 
 def test_trees_travel_with_the_package():
-    assert {n: Hierarchy.named(n).fingerprint for n in ('mnist_visual', 'cifar100', 'nyudv2', 'inat19', 'french_crops')} == dict(
-        mnist_visual='bf3b8bf2122d', cifar100='9d1be4e13668', nyudv2='80d28cab8f5f', inat19='42d7fbbc0aa6', french_crops='63a1cfe7df73')
+    assert {n: Hierarchy.named(n).fingerprint
+            for n in ('mnist_visual', 'cifar100', 'nyudv2', 'inat19', 'french_crops')} == dict(
+        mnist_visual='bf3b8bf2122d', cifar100='9d1be4e13668', nyudv2='80d28cab8f5f', inat19='42d7fbbc0aa6',
+        french_crops='63a1cfe7df73')
 
 
 # --- what is meant, or a remedy ---
@@ -111,7 +120,8 @@ def test_arrays_and_frames_become_the_tree_that_is_meant():
 
 @pytest.mark.parametrize('wrong, remedy', [
     (frame, 'from_frame'), ({'animal': ['dog']}, 'from_nested'), (['animal/dog', 'animal/cat'], "sep='/'"),
-    ({'dog', 'cat'}, 'a list of paths'), ('dog', 'a list of paths'), ([[['animal', 'dog']]], 'text or a number'), (7, 'a list of paths')])
+    ({'dog', 'cat'}, 'a list of paths'), ('dog', 'a list of paths'), ([[['animal', 'dog']]], 'text or a number'),
+    (7, 'a list of paths')])
 def test_garbage_is_refused_with_the_remedy(wrong, remedy):
     for make in (Hierarchy, Hierarchy.from_paths):
         with pytest.raises(HierarchyError) as e: make(wrong)
@@ -212,8 +222,8 @@ class Synset:
 class WordNet:
     def __init__(self):
         self.all = {}
-        for line in ('entity', 'animal entity', 'pet animal', 'canine animal', 'wolfish canine', 'dog pet wolfish', 'wolf wolfish', 'goldfish pet', 'machine entity',
-                     'crane.n.04 machine', 'crane.n.05 animal'):
+        for line in ('entity', 'animal entity', 'pet animal', 'canine animal', 'wolfish canine', 'dog pet wolfish',
+                     'wolf wolfish', 'goldfish pet', 'machine entity', 'crane.n.04 machine', 'crane.n.05 animal'):
             n, *up = line.split()
             self.all[n] = Synset(n, *(self.all[u] for u in up))
     def synsets(self, name, pos): return [s for n, s in self.all.items() if n.split('.')[0] == name]
@@ -224,13 +234,15 @@ def test_wordnet_does_not_depend_on_the_order_of_hypernyms():
     code = ("import sys; sys.path.insert(0, 'tests'); from test_hierarchy import *; "
             "print(Hierarchy.from_wordnet(['dog', 'wolf', 'goldfish'], wn=WordNet()).nodes[:3])")
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    runs = [subprocess.Popen([sys.executable, '-c', code], env={**os.environ, 'PYTHONHASHSEED': str(s)}, **pipes) for s in range(4)]
+    runs = [subprocess.Popen([sys.executable, '-c', code], env={**os.environ, 'PYTHONHASHSEED': str(s)}, **pipes)
+            for s in range(4)]
     outs, errs = zip(*(r.communicate() for r in runs))
     assert {*outs} == {"[('wolfish', 'dog'), ('wolfish', 'wolf'), ('goldfish',)]\n"}, errs[0][-300:]
 
 
 def test_ambiguous_words_are_reported():
-    with pytest.warns(UserWarning, match="first of several senses is used for 'crane'.*senses="): t = Hierarchy.from_wordnet(['dog', 'crane'], wn=WordNet(), collapse=False)
+    with pytest.warns(UserWarning, match="first of several senses is used for 'crane'.*senses="):
+        t = Hierarchy.from_wordnet(['dog', 'crane'], wn=WordNet(), collapse=False)
     assert t.nodes[1] == ('entity', 'machine', 'crane')
     found = wordnet_senses(['crane'], wn=WordNet())
     assert found.sense.tolist() == ['crane.n.04', 'crane.n.05'] and found.definition[1] == 'what crane.n.05 means'
@@ -249,19 +261,26 @@ def real_wordnet():
 
 
 def test_the_real_wordnet(real_wordnet):
-    senses = dict(tiger='tiger.n.02', oak='oak.n.02', maple='maple.n.02', crane='crane.n.05', couch='sofa.n.01', lion='lion.n.01', fox='fox.n.01')
+    senses = dict(tiger='tiger.n.02', oak='oak.n.02', maple='maple.n.02', crane='crane.n.05', couch='sofa.n.01',
+                  lion='lion.n.01', fox='fox.n.01')
     names = [*senses, 'golden retriever', 'Einstein']
-    with pytest.warns(UserWarning, match="first of several senses is used for 'Einstein': .*senses={'Einstein': 'genius.n.01'}"): t = Hierarchy.from_wordnet(names, senses)
-    assert t.leaves == names and t.nodes[0][-2:] == ('big_cat.n.01', 'tiger') and t.nodes[1] == ('organism.n.01', 'tree.n.01', 'oak')
+    with pytest.warns(UserWarning,
+                      match="first of several senses is used for 'Einstein': .*senses={'Einstein': 'genius.n.01'}"):
+        t = Hierarchy.from_wordnet(names, senses)
+    assert (t.leaves == names and t.nodes[0][-2:] == ('big_cat.n.01', 'tiger')
+            and t.nodes[1] == ('organism.n.01', 'tree.n.01', 'oak'))
     cost = lambda a, b: t.pair_costs(names.index(a), names.index(b)).item()
     assert cost('tiger', 'lion') == 2 < cost('tiger', 'fox') <= cost('tiger', 'crane') < cost('tiger', 'oak')
     found = wordnet_senses(['crane', 'xyzzy'])
-    assert found.sense.tolist() == ['crane.n.01', 'crane.n.02', 'grus.n.01', 'crane.n.04', 'crane.n.05'] and 'bird' in found.definition[4]
+    assert (found.sense.tolist() == ['crane.n.01', 'crane.n.02', 'grus.n.01', 'crane.n.04', 'crane.n.05']
+            and 'bird' in found.definition[4])
 
 
 @pytest.mark.parametrize('names, senses, why', [
-    (['cat', 'maple tree'], {}, "no noun for 'maple tree': choose a synset for each"), (['cat'], {'cat': 'cat.n.99'}, "no synset 'cat.n.99', chosen for 'cat'"),
-    (['cat'], {'cat': 'feline'}, "no synset 'feline'"), (['cat'], {'Cat': 'cat.n.01'}, "`senses` has 'Cat', which is not one of the names")])
+    (['cat', 'maple tree'], {}, "no noun for 'maple tree': choose a synset for each"),
+    (['cat'], {'cat': 'cat.n.99'}, "no synset 'cat.n.99', chosen for 'cat'"),
+    (['cat'], {'cat': 'feline'}, "no synset 'feline'"),
+    (['cat'], {'Cat': 'cat.n.01'}, "`senses` has 'Cat', which is not one of the names")])
 def test_the_real_wordnet_says_what_is_missing(real_wordnet, names, senses, why):
     with pytest.raises(HierarchyError) as e: Hierarchy.from_wordnet(names, senses)
     assert why in str(e.value)
@@ -270,15 +289,18 @@ def test_the_real_wordnet_says_what_is_missing(real_wordnet, names, senses, why)
 # --- one reader ---
 def test_read_hierarchy(tmp_path):
     c = CostMatrix([[0, 2], [1, 0]], ['healthy', 'ill'], warn=False)
-    for o, want in [(h.to_csv(tmp_path/'tree.csv'), h), (h.to_json(tmp_path/'tree.json'), h), (c.to_csv(tmp_path/'c.csv'), c), (c.to_json(tmp_path/'c.json'), c),
-                    ('mnist_visual', Hierarchy.named('mnist_visual')), (h, h), (c, c), ('digits_chain', named_costs('digits_chain'))]:
+    for o, want in [(h.to_csv(tmp_path/'tree.csv'), h), (h.to_json(tmp_path/'tree.json'), h),
+                    (c.to_csv(tmp_path/'c.csv'), c), (c.to_json(tmp_path/'c.json'), c),
+                    ('mnist_visual', Hierarchy.named('mnist_visual')), (h, h), (c, c),
+                    ('digits_chain', named_costs('digits_chain'))]:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             assert read_hierarchy(o).fingerprint == want.fingerprint
             if isinstance(o, (str, Path)): assert read_hierarchy(str(o)).fingerprint == want.fingerprint
     (tmp_path/'parents.csv').write_text(parents)
     assert read_hierarchy(tmp_path/'parents.csv') == Hierarchy.from_parents(tmp_path/'parents.csv')
-    for wrong, why in [(tmp_path/'no.csv', 'no.csv'), ('oak', "no hierarchy is called 'oak'"), (tmp_path, '.csv or .json'), ('a\0b.csv', 'null'), (3, 'int')]:
+    for wrong, why in [(tmp_path/'no.csv', 'no.csv'), ('oak', "no hierarchy is called 'oak'"),
+                       (tmp_path, '.csv or .json'), ('a\0b.csv', 'null'), (3, 'int')]:
         with pytest.raises(HierarchyError) as e: read_hierarchy(wrong)
         assert why in str(e.value)
 
@@ -298,18 +320,23 @@ def test_align_costs_reads_files_and_vocabularies(tmp_path):
 def test_level_names_travel(tmp_path):
     "The header of a table names the levels; what keeps the levels keeps the names"
     import copy, pickle
-    t = Hierarchy.from_csv(io.StringIO('kingdom,family,species,title,weight:family\nanimal,cats,lion,a lion,2\nanimal,dogs,fox,a fox,\nplant,beeches,oak,an oak,\n'))
+    t = Hierarchy.from_csv(io.StringIO('kingdom,family,species,title,weight:family\nanimal,cats,lion,a lion,2\n'
+                                       'animal,dogs,fox,a fox,\nplant,beeches,oak,an oak,\n'))
     names = ['kingdom', 'family', 'species']
-    same = [t, t.align(['fox', 'oak', 'lion']), t.subset(['fox']), pickle.loads(pickle.dumps(t)), copy.deepcopy(t), read_hierarchy(t.to_csv(tmp_path/'t.csv')),
-            read_hierarchy(t.to_json(tmp_path/'t.json')), Hierarchy.from_frame(pd.read_csv(tmp_path/'t.csv'))]
+    same = [t, t.align(['fox', 'oak', 'lion']), t.subset(['fox']), pickle.loads(pickle.dumps(t)),
+            copy.deepcopy(t), read_hierarchy(t.to_csv(tmp_path/'t.csv')), read_hierarchy(t.to_json(tmp_path/'t.json')),
+            Hierarchy.from_frame(pd.read_csv(tmp_path/'t.csv'))]
     assert [o.level_names for o in same] == [names]*len(same)
     assert t == Hierarchy(t.nodes[:3], t.weights) and t.fingerprint == Hierarchy(t.nodes[:3], t.weights).fingerprint
-    assert t.collapse().level_names == ['level 1', 'class'] and Hierarchy.from_csv(io.StringIO(t.to_csv()), levels=['family', 'species']).level_names == names[1:]
-    assert Hierarchy.from_csv(io.StringIO('a,b\nx,1\nx,2\ny,3\ny,4\n')).collapse().level_names == ['a', 'b'], 'nothing was collapsed'
+    assert (t.collapse().level_names == ['level 1', 'class']
+            and Hierarchy.from_csv(io.StringIO(t.to_csv()), levels=['family', 'species']).level_names == names[1:])
+    assert (Hierarchy.from_csv(io.StringIO('a,b\nx,1\nx,2\ny,3\ny,4\n')).collapse().level_names
+            == ['a', 'b']), 'nothing was collapsed'
     assert CostMatrix([[0, 1], [1, 0]]).level_names == ['class']
 
 
-@pytest.mark.parametrize('head', ['level1,level2', 'Level 1,Level 2', '0,1', 'group,', 'title,class', 'node,parent', 'predicted,class'])
+@pytest.mark.parametrize('head', ['level1,level2', 'Level 1,Level 2', '0,1', 'group,', 'title,class', 'node,parent',
+                                  'predicted,class'])
 def test_headers_that_are_no_names(head):
     t = Hierarchy.from_csv(io.StringIO(f'{head}\npet,cat\npet,dog\n'), levels=head.split(','))
     assert t.level_names == ['level 1', 'class'] and Hierarchy.from_csv(io.StringIO(t.to_csv())) == t

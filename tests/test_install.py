@@ -1,4 +1,5 @@
-"The installed distribution: metadata from `settings.ini`, packaged trees, imports from any folder, commands that start at once."
+("The installed distribution: metadata from `settings.ini`, packaged trees, imports from any folder, "
+ "commands that start at once.")
 import os, resource, subprocess, sys, zipfile
 from configparser import ConfigParser
 from importlib.metadata import entry_points, metadata, requires
@@ -14,7 +15,8 @@ cfg = ini['DEFAULT']
 def test_metadata_comes_from_settings():
     m = metadata('hierproto')
     assert (m['Version'], m['Summary']) == (cfg['version'], cfg['description'])
-    assert set(m.get_all('Provides-Extra')) == {k.removesuffix('_requirements') for k in cfg if k.endswith('_requirements')}
+    assert set(m.get_all('Provides-Extra')) == {k.removesuffix('_requirements')
+                                                for k in cfg if k.endswith('_requirements')}
     assert len([r for r in requires('hierproto') if 'extra ==' not in r]) == len(cfg['requirements'].split())
 
 def test_version_in_package():

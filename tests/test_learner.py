@@ -46,19 +46,20 @@ def vector_dls(K=4, n=64, m=3, bs=16, vocab=None):
 
 def plain(cbs=None, K=4, h=None, **kw):
     set_seed(0)
-    return Learner(vector_dls(K), nn.Sequential(nn.Linear(3, 8), PrototypeHead(8, K)), loss_func=DataLoss(), cbs=cbs, lr=.1, **kw)
+    return Learner(vector_dls(K), nn.Sequential(nn.Linear(3, 8), PrototypeHead(8, K)), loss_func=DataLoss(),
+                   cbs=cbs, lr=.1, **kw)
 
 
 # --- exported learners ---
 def own(dls, h, path):
     "A custom Learner"
-    return Learner(dls, nn.Sequential(convnet(2), PrototypeHead(2, len(h))), loss_func=DataLoss(), metrics=accuracy, path=path,
-                   lr=1e-2, cbs=[MetricGuide(h), ScaleRecorder(h), PrototypePlot(names=h.leaves)])
+    return Learner(dls, nn.Sequential(convnet(2), PrototypeHead(2, len(h))), loss_func=DataLoss(), metrics=accuracy,
+                   path=path, lr=1e-2, cbs=[MetricGuide(h), ScaleRecorder(h), PrototypePlot(names=h.leaves)])
 
 
 def ours(dls, h, path):
-    return proto_learner(dls, convnet(8), h, 'rank', m=8, project=False, path=path, lr=1e-2, lam=partial(max, .5), proto_lr=10.,
-                         proto_wd=0.)
+    return proto_learner(dls, convnet(8), h, 'rank', m=8, project=False, path=path, lr=1e-2, lam=partial(max, .5),
+                         proto_lr=10., proto_wd=0.)
 
 
 @pytest.mark.parametrize('make', [own, ours])
@@ -70,7 +71,8 @@ def test_exported_learner_predicts_elsewhere(make, tmp_path):
     with learn.no_bar(): label, _, probs = learn.predict(x)
     learn.export('learn.pkl')
     torch.save(x, tmp_path/'x.pt')
-    run = subprocess.run([sys.executable, '-c', other, tmp_path/'learn.pkl', tmp_path/'x.pt'], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, '-c', other, tmp_path/'learn.pkl', tmp_path/'x.pt'],
+                         capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     got = json.loads(run.stdout.splitlines()[-1])
     assert got[0] == str(label) and got[2] == len(learn.metric_guide.log) == 2*len(dls.train)
@@ -84,7 +86,8 @@ def test_a_step_validates_nothing_and_never_reads_from_the_device():
     profile = cProfile.Profile()
     profile.runcall(guide.after_loss)
     names = [f'{file}:{name}' for file, _, name in pstats.Stats(profile).stats]
-    bad = [n for n in names if any(w in n for w in ("'item'", "'tolist'", "'__bool__'", "'cpu'", "'nonzero'", 'as_costs', ':smooth_scale'))]
+    bad = [n for n in names if any(w in n for w in ("'item'", "'tolist'", "'__bool__'", "'cpu'", "'nonzero'",
+                                                    'as_costs', ':smooth_scale'))]
     assert not bad, bad
     assert pstats.Stats(profile).total_calls < 150
 
@@ -107,7 +110,8 @@ def test_watch_looks_at_few_prototypes():
 
 
 def test_a_head_with_scores_for_all_nodes_is_refused():
-    learn = Learner(vector_dls(), nn.Sequential(nn.Linear(3, 8), PrototypeHead(8, tree.n_nodes)), loss_func=DataLoss(), cbs=MetricGuide(tree))
+    learn = Learner(vector_dls(), nn.Sequential(nn.Linear(3, 8), PrototypeHead(8, tree.n_nodes)), loss_func=DataLoss(),
+                    cbs=MetricGuide(tree))
     with pytest.raises(ValueError, match='scores 7 classes, the costs have 4: pass `n_classes=4`'): quiet(learn, 1)
 
 
@@ -166,7 +170,8 @@ def test_all_parts_of_a_learner_agree_on_the_order_of_classes(tmp_path):
     assert values[2] == pytest.approx(cost) and interp.top_costs()[0].mean().item() == pytest.approx(cost)
 
 
-@pytest.mark.parametrize('arch,said', [(nn.Linear, r'Linear\(\)'), ('resnet81', 'resnet18'), ('eficientnet_b0', 'efficientnet_b0')])
+@pytest.mark.parametrize('arch,said', [(nn.Linear, r'Linear\(\)'), ('resnet81', 'resnet18'),
+                                       ('eficientnet_b0', 'efficientnet_b0')])
 def test_what_is_not_an_architecture(arch, said):
     with pytest.raises((TypeError, ValueError), match=said): hier_learner(vector_dls(), arch, tree, m=8)
 
@@ -177,7 +182,8 @@ class Blank(Transform):
 
 
 def image_dls(*tfms):
-    return Datasets(range(8), [Blank(), [lambda o: 'ab'[o % 2], Categorize()]]).dataloaders(bs=4, num_workers=0, after_batch=[*tfms])
+    return Datasets(range(8), [Blank(), [lambda o: 'ab'[o % 2], Categorize()]]).dataloaders(bs=4, num_workers=0,
+                                                                                            after_batch=[*tfms])
 
 
 def pixel(dls, arch, **kw):
@@ -187,7 +193,8 @@ def pixel(dls, arch, **kw):
 
 imagenet = (.75-.485)/.229
 
-@pytest.mark.parametrize('arch,want', [('tf_efficientnet_lite0', .5), ('timm/resnet10t', imagenet), ('resnet18', imagenet)])
+@pytest.mark.parametrize('arch,want', [('tf_efficientnet_lite0', .5), ('timm/resnet10t', imagenet),
+                                       ('resnet18', imagenet)])
 @pytest.mark.filterwarnings('error::UserWarning')
 def test_weights_from_a_file_get_the_statistics_of_their_network(arch, want, tmp_path):
     if arch != 'resnet18': pytest.importorskip('timm')
@@ -204,11 +211,13 @@ def test_modules_of_timm_are_normalised_too():
     assert pixel(image_dls(), body()) == pytest.approx(.5, abs=1e-3)
     assert pixel(image_dls(), body(), normalize=False) == .75
     mine = image_dls(Normalize.from_stats([.485, .456, .406], [.229, .224, .225]))
-    with pytest.warns(UserWarning, match='weights expect mean'): assert pixel(mine, body()) == pytest.approx(imagenet, abs=1e-3)
+    with pytest.warns(UserWarning, match='weights expect mean'):
+        assert pixel(mine, body()) == pytest.approx(imagenet, abs=1e-3)
 
 
 # --- docs ---
 def test_every_method_of_a_callback_that_the_docs_show_is_described():
     for cls in (MetricGuide, ProtoRates, ProtoWatch, PrototypePlot, ScaleRecorder, SoundCheck, HierInterpretation):
         for name, f in vars(cls).items():
-            if inspect.isfunction(f) and not name.startswith('_') and f.__qualname__ == name: assert f.__doc__, f'{cls.__name__}.{name}'
+            if inspect.isfunction(f) and not name.startswith('_') and f.__qualname__ == name:
+                assert f.__doc__, f'{cls.__name__}.{name}'

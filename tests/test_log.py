@@ -23,7 +23,8 @@ except KeyError: train_run(r, sys.argv[1], log=sys.argv[2])
 
 
 def call(*args, cwd):
-    return subprocess.run([sys.executable, '-W', 'ignore', '-c', *args], capture_output=True, text=True, cwd=cwd, timeout=900,
+    return subprocess.run([sys.executable, '-W', 'ignore', '-c', *args],
+                          capture_output=True, text=True, cwd=cwd, timeout=900,
                           env={**os.environ, 'OMP_NUM_THREADS': '1', 'WANDB_MODE': 'offline', 'WANDB_SILENT': 'true'})
 
 
@@ -47,7 +48,8 @@ def scalars(out):
     "Names and steps of what TensorBoard reads"
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     folder, = (Path(out)/'tensorboard').iterdir()
-    acc = EventAccumulator(str(folder)); acc.Reload()
+    acc = EventAccumulator(str(folder))
+    acc.Reload()
     return {o: [e.step for e in acc.Scalars(o)] for o in acc.Tags()['scalars']}
 
 
@@ -86,6 +88,7 @@ def test_unknown_log(tmp_path):
 
 def test_log_that_is_not_installed(tmp_path):
     "Found before a run begins"
-    res = call("import sys; sys.modules['wandb'] = None\n"+PROGRAM, repr(dict(ASKED, out=str(tmp_path/'results'), log='wandb')), cwd=tmp_path)
+    res = call("import sys; sys.modules['wandb'] = None\n"+PROGRAM,
+               repr(dict(ASKED, out=str(tmp_path/'results'), log='wandb')), cwd=tmp_path)
     assert res.returncode == 1 and "pip install 'hierproto[log]'" in res.stderr, res.stderr
     assert not (tmp_path/'results').exists()

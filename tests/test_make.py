@@ -18,7 +18,8 @@ def test_nothing_is_installed_twice():
 
 def test_bench_takes_each_row_in_a_new_process(tmp_path):
     out = tmp_path/'bench.csv'
-    cmd = [sys.executable, '-W', 'ignore', '-m', 'hierproto.bench', '--only', 'inference', '--rounds', '1', '--out', out]
+    cmd = [sys.executable, '-W', 'ignore', '-m', 'hierproto.bench', '--only', 'inference', '--rounds',
+           '1', '--out', out]
     subprocess.run(cmd, cwd=root, check=True, capture_output=True)
     df = pd.read_csv(out)
     assert len(df) == 2 and df.verdict.isin(['met', 'borderline', 'missed']).all(), df

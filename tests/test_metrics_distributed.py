@@ -6,17 +6,21 @@ from fastai.learner import Learner
 from hierproto.hierarchy import Hierarchy
 from hierproto.metrics import MeansDistortion, hier_metrics
 
-h = Hierarchy.from_paths([('animal','pet','cat'), ('animal','pet','dog'), ('animal','horse'), ('plant','oak'), ('plant','rose')])
+h = Hierarchy.from_paths([('animal','pet','cat'), ('animal','pet','dog'), ('animal','horse'), ('plant','oak'),
+                          ('plant','rose')])
 sizes = 3, 101   # with two processes each gets one sample of padding: a third of one batch, and one of many
 
 class GlooDL(DistributedDL):
     "fastai broadcasts the order of the samples through CUDA; the sets here have one order"
     def _broadcast(self, t, rank):
-        t = torch.tensor(t); torch.distributed.broadcast(t, rank)
+        t = torch.tensor(t)
+        torch.distributed.broadcast(t, rank)
         return t.tolist()
 
 class Head(nn.Module):
-    def __init__(self): super().__init__(); self.protos = nn.Parameter(torch.randn(5, 3))
+    def __init__(self):
+        super().__init__()
+        self.protos = nn.Parameter(torch.randn(5, 3))
     def forward(self, x): return -torch.cdist(x.movedim(1,-1), self.protos).movedim(-1,1)
 
 def values(n, maps, wrap=None):
@@ -27,7 +31,8 @@ def values(n, maps, wrap=None):
     model = nn.Sequential(nn.Conv2d(2, 3, 1) if maps else nn.Linear(2, 3), Head())
     ms = hier_metrics(h, 'all', ignore_index=255) + [MeansDistortion(model[1], h, ignore_index=255)]
     ds = list(zip(x, y))
-    learn = Learner(DataLoaders.from_dsets(ds, ds, bs=8, num_workers=0, device='cpu'), model, loss_func=nn.CrossEntropyLoss(ignore_index=255), metrics=ms)
+    learn = Learner(DataLoaders.from_dsets(ds, ds, bs=8, num_workers=0, device='cpu'), model,
+                    loss_func=nn.CrossEntropyLoss(ignore_index=255), metrics=ms)
     with learn.no_bar(), learn.no_logging(): return list(learn.validate(dl=wrap(learn.dls.valid) if wrap else None))[1:]
 
 def work(rank, folder):

@@ -1,4 +1,5 @@
-"Distances, heads, losses and guides in every precision and at every scale, and their gradients against finite differences"
+("Distances, heads, losses and guides in every precision and at every scale, "
+ "and their gradients against finite differences")
 import functools, math
 import pytest, torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -30,24 +31,32 @@ class OnClasses(LogProbLoss):
     def terms(self, scores, targets):
         return super().terms(self.tree(torch.nn.functional.pad(scores, (0, h.n_nodes - 1 - K))), targets)
 
-losses = dict(data=DataLoss, focal=functools.partial(FocalDataLoss, 2.), hxe=lambda **k: HXELoss(h, **k),
-              hxe_focal=lambda **k: HXELoss(h, gamma=1., count='leaf', **k), soft_labels=lambda **k: SoftLabelLoss(h, **k),
-              soft_focal=lambda **k: SoftLabelLoss(h, gamma=1., **k), emd=lambda **k: EMDLoss(h, **k),
-              emd_focal=lambda **k: EMDLoss(h, gamma=1., **k), yolo=LogProbLoss, yolo_nodes=OnClasses, sphere=SquaredCosineLoss)
-guides = dict(disto=disto_loss, disto_fixed=functools.partial(disto_loss, scale=1.), distortion=distortion,
-              scale_free=scale_free_distortion, rank=functools.partial(rank_loss, n=None),
-              rank_paper=functools.partial(rank_loss, n=None, ties='paper'), sphere=functools.partial(sphere_guide, n=None),
-              separation=lambda p, D: separation(p))
+losses = dict(data=DataLoss, focal=functools.partial(FocalDataLoss, 2.),
+              hxe=lambda **k: HXELoss(h, **k), hxe_focal=lambda **k: HXELoss(h, gamma=1., count='leaf', **k),
+              soft_labels=lambda **k: SoftLabelLoss(h, **k), soft_focal=lambda **k: SoftLabelLoss(h, gamma=1., **k),
+              emd=lambda **k: EMDLoss(h, **k), emd_focal=lambda **k: EMDLoss(h, gamma=1., **k), yolo=LogProbLoss,
+              yolo_nodes=OnClasses, sphere=SquaredCosineLoss)
+guides = dict(disto=disto_loss, disto_fixed=functools.partial(disto_loss, scale=1.),
+              distortion=distortion, scale_free=scale_free_distortion,
+              rank=functools.partial(rank_loss, n=None), rank_paper=functools.partial(rank_loss, n=None, ties='paper'),
+              sphere=functools.partial(sphere_guide, n=None), separation=lambda p, D: separation(p))
 heads = dict(euclidean=lambda: PrototypeHead(4, K), squared=lambda: PrototypeHead(4, K, distance='squared'),
-             pseudo_huber=lambda: PrototypeHead(4, K, distance='pseudo_huber'), cosine=lambda: PrototypeHead(4, K, distance='cosine'),
-             sphere=lambda: PrototypeHead(4, K, distance=squared_cosine), frame=lambda: FrameHead(4, h), yolo=lambda: YOLOHead(4, h),
-             linear=lambda: LinearHead(4, K))
+             pseudo_huber=lambda: PrototypeHead(4, K, distance='pseudo_huber'),
+             cosine=lambda: PrototypeHead(4, K, distance='cosine'),
+             sphere=lambda: PrototypeHead(4, K, distance=squared_cosine), frame=lambda: FrameHead(4, h),
+             yolo=lambda: YOLOHead(4, h), linear=lambda: LinearHead(4, K))
 
 def data(seed=0, n=12, m=4, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, m, generator=g, dtype=torch.double).to(dtype), torch.randn(K, m, generator=g, dtype=torch.double).to(dtype), torch.randint(K, (n,), generator=g)
-def made(name): torch.manual_seed(0); return heads[name]()
-def grad(f, x): x = x.detach().clone().requires_grad_(); v = f(x); return v.detach(), torch.autograd.grad(v.sum(), x)[0]
+    return (torch.randn(n, m, generator=g, dtype=torch.double).to(dtype),
+            torch.randn(K, m, generator=g, dtype=torch.double).to(dtype), torch.randint(K, (n,), generator=g))
+def made(name):
+    torch.manual_seed(0)
+    return heads[name]()
+def grad(f, x):
+    x = x.detach().clone().requires_grad_()
+    v = f(x)
+    return v.detach(), torch.autograd.grad(v.sum(), x)[0]
 
 
 # --- gradients against finite differences, in double precision ---
@@ -56,7 +65,8 @@ def test_gradient_of_losses(name):
     x, _, y = data(m=K, dtype=torch.double)
     y[3] = -100
     if name == 'yolo': x = x.log_softmax(1)
-    for kw in (dict(), dict(reduction='sum', weight=torch.rand(K)+.1), dict(reduction='none')): assert gradcheck(lambda x: losses[name](**kw)(x, y), x.detach().requires_grad_())
+    for kw in (dict(), dict(reduction='sum', weight=torch.rand(K)+.1), dict(reduction='none')):
+        assert gradcheck(lambda x: losses[name](**kw)(x, y), x.detach().requires_grad_())
 
 @pytest.mark.parametrize('name', distances)
 def test_gradient_of_distances(name):
@@ -71,7 +81,8 @@ def test_gradient_of_guides(name):
 
 @pytest.mark.parametrize('seed', range(5))
 def test_gradient_of_the_scale_free_distortion(seed):
-    "At the best scale one pair fits exactly, and |x| has no slope at 0: finite differences are taken a step aside, and that pair is left out of the comparison"
+    ("At the best scale one pair fits exactly, and |x| has no slope at 0: finite differences are taken a step aside, "
+     "and that pair is left out of the comparison")
     _, p, _ = data(seed, dtype=torch.double)
     held = optimal_scale(p, D)
     assert gradcheck(lambda p: distortion(1.001*held*p, D.double()), p.requires_grad_())
@@ -79,7 +90,8 @@ def test_gradient_of_the_scale_free_distortion(seed):
     off = (held*distances['euclidean'](p, p)/D - 1)[i, j].abs()
     at = off.argmin()
     assert off[at] < 1e-12 and (off.sort().values[1] > 1e-6)
-    a, b = grad(lambda p: scale_free_distortion(p, D.double()), p)[1], grad(lambda p: distortion(held*p, D.double()), p)[1]
+    a, b = (grad(lambda p: scale_free_distortion(p, D.double()), p)[1],
+            grad(lambda p: distortion(held*p, D.double()), p)[1])
     rest = [k for k in range(K) if k not in (i[at], j[at])]
     torch.testing.assert_close(a[rest], b[rest])
 
@@ -110,7 +122,8 @@ def test_precision_of_losses(name, dtype):
     x, _, y = data(m=K, dtype=torch.double)
     if name == 'yolo': x = x.log_softmax(1)
     (v, g), (want, dg) = grad(lambda x: losses[name]()(x, y), x.to(dtype)), grad(lambda x: losses[name]()(x, y), x)
-    assert v.isfinite() and abs(v - want) <= TOLERANCE[dtype]*(1 + want.abs()) and (g - dg).abs().max() <= TOLERANCE[dtype]*dg.abs().max()*4
+    assert (v.isfinite() and abs(v - want) <= TOLERANCE[dtype]*(1 + want.abs())
+            and (g - dg).abs().max() <= TOLERANCE[dtype]*dg.abs().max()*4)
 
 @pytest.mark.parametrize('dtype', TOLERANCE)
 @pytest.mark.parametrize('name', guides)
@@ -144,12 +157,15 @@ def test_scales_of_distances(name, scale):
 def test_scales_of_guides(scale, costs):
     "With a free scale neither the unit of the prototypes nor that of the costs matters"
     p = data()[1]
-    for f in (disto_loss, scale_free_distortion): torch.testing.assert_close(f(p*scale, D*costs), f(p, D), rtol=1e-4, atol=1e-6)
+    for f in (disto_loss, scale_free_distortion):
+        torch.testing.assert_close(f(p*scale, D*costs), f(p, D), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(smooth_scale(p*scale, D*costs)*scale/costs, smooth_scale(p, D), rtol=1e-4, atol=0)
     torch.testing.assert_close(optimal_scale(p*scale, D*costs)*scale/costs, optimal_scale(p, D), rtol=1e-4, atol=0)
     v, g = grad(lambda p: disto_loss(p, D*costs), p*scale)
     torch.testing.assert_close(g*scale, grad(lambda p: disto_loss(p, D), p)[1], rtol=1e-3, atol=1e-6)
-    for f in guides.values(): v, g = grad(lambda p: f(p, D*costs), p*scale); assert f in (guides['disto_fixed'], guides['distortion']) or (v.isfinite() and g.isfinite().all())
+    for f in guides.values():
+        v, g = grad(lambda p: f(p, D*costs), p*scale)
+        assert f in (guides['disto_fixed'], guides['distortion']) or (v.isfinite() and g.isfinite().all())
 
 @pytest.mark.parametrize('scale', SCALES)
 @pytest.mark.parametrize('name', losses)
@@ -183,7 +199,8 @@ def test_scales_of_costs(scale):
 
 def test_weights_that_would_be_lost_are_refused():
     "An edge of length one below an edge of 1e12: the costs of its classes would be zero"
-    with pytest.raises(HierarchyError, match='lost in rounding'): Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b',)], weights={'a': 1e12})
+    with pytest.raises(HierarchyError, match='lost in rounding'):
+        Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b',)], weights={'a': 1e12})
 
 @pytest.mark.parametrize('name', [n for n in heads if n not in ('linear', 'yolo')])
 def test_embeddings_of_zeros(name):
@@ -200,7 +217,8 @@ def test_prototypes_that_coincide(distance):
 
 # --- a training that goes wrong stops ---
 def stopped(method, tmp_path, spoil, **kw):
-    "What a `hier_learner` says that is spoiled by `spoil(learn, x)` before a training on the inputs `x`; batches are in order"
+    ("What a `hier_learner` says that is spoiled by `spoil(learn, x)` before a training on the inputs `x`; "
+     "batches are in order")
     from fastai.data.core import DataLoaders
     from fastai.data.load import DataLoader
     from torch.utils.data import TensorDataset
@@ -209,16 +227,19 @@ def stopped(method, tmp_path, spoil, **kw):
     torch.manual_seed(0)
     x, tree = torch.randn(12, 2), Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b',)])
     dls = DataLoaders(*[DataLoader(TensorDataset(x, torch.arange(12) % 3), bs=4) for _ in range(2)])
-    learn = hier_learner(dls, torch.nn.Linear(2, 4), tree, method, m=4, project=False, pool=False, path=tmp_path, lr=1e-3, **kw)
+    learn = hier_learner(dls, torch.nn.Linear(2, 4), tree, method, m=4, project=False, pool=False, path=tmp_path,
+                         lr=1e-3, **kw)
     spoil(learn, x)
     with learn.no_bar(), learn.no_logging(), pytest.raises(NotFinite) as e: learn.fit(2)
     return str(e.value), learn
 
-@pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo', 'deep_ncm', 'learnt', 'gp_rank', 'gp_disto', 'frame', 'haframe', 'hie', 'hier_cos'])
+@pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo', 'deep_ncm', 'learnt',
+                                    'gp_rank', 'gp_disto', 'frame', 'haframe', 'hie', 'hier_cos'])
 def test_a_sample_that_is_nan_stops_every_method(method, tmp_path):
     def spoil(learn, x): x[5, 0] = float('nan')
     said, learn = stopped(method, tmp_path, spoil)
-    assert 'at batch 2 of 3 in epoch 1: the loss is nan because of the input: 1 of 4 samples' in said and 'Look at the samples' in said, said
+    assert ('at batch 2 of 3 in epoch 1: the loss is nan because of the input: 1 of 4 samples' in said
+            and 'Look at the samples' in said), said
     assert all(p.isfinite().all() for p in learn.model.parameters())
 
 def test_a_guide_that_is_infinite_is_blamed(tmp_path):
@@ -228,7 +249,8 @@ def test_a_guide_that_is_infinite_is_blamed(tmp_path):
 def test_weights_that_are_nan_are_named(tmp_path):
     def spoil(learn, x): learn.model[1].protos.data[1] = float('nan')
     said, _ = stopped('gp_disto', tmp_path, spoil)
-    assert 'at batch 1 of 3 in epoch 1: the loss is nan because of the prototypes' in said and 'lower the learning rate' in said, said
+    assert ('at batch 1 of 3 in epoch 1: the loss is nan because of the prototypes' in said
+            and 'lower the learning rate' in said), said
 
 @pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo', 'haframe', 'hie', 'hier_cos'])
 def test_second_derivatives(method):

@@ -12,7 +12,8 @@ root = Path(__file__).resolve().parent.parent
 api = pytest.importorskip('playwright.sync_api', reason="playwright is not installed: pip install -e '.[dev]'")
 chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 pytestmark = pytest.mark.skipif(not chromium, reason='Chromium is not installed')
-flags = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'
+flags = ('--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
+         '--disable-component-update --disable-sync')
 
 @pytest.fixture(scope='module')
 def browser():
@@ -38,8 +39,10 @@ EVIL = '<img src=x onerror=alert(1)>'
 def report(tmp_path_factory):
     "The page on 400 samples of six classes, two of them with hostile names, with a picture each"
     d, rng = tmp_path_factory.mktemp('audit'), np.random.default_rng(0)
-    h = Hierarchy.from_paths([('animal', 'pet', 'cat'), ('animal', 'pet', 'dog'), ('animal', 'farm', 'cow'), ('animal', 'farm', EVIL),
-                              ('plant', 'tree', 'oak'), ('plant', 'tree', '</script><script>alert(2)</script>')], level_names=['kingdom', EVIL, 'species'])
+    h = Hierarchy.from_paths([('animal', 'pet', 'cat'), ('animal', 'pet', 'dog'), ('animal', 'farm', 'cow'),
+                              ('animal', 'farm', EVIL), ('plant', 'tree', 'oak'),
+                              ('plant', 'tree', '</script><script>alert(2)</script>')],
+                             level_names=['kingdom', EVIL, 'species'])
     y = rng.integers(6, size=400)
     scores = torch.tensor(rng.standard_normal((400, 6)) + 2*np.eye(6)[y])
     for k in range(6): Image.fromarray(np.full((8, 8, 3), 40*k, np.uint8)).save(d/f'{k}.png')
@@ -60,7 +63,8 @@ def test_nothing_is_asked_for_and_nothing_hostile_runs(report, page):
     assert EVIL in page.locator('h1').inner_text() and page.locator('img[src=x]').count() == 0
 
 def test_a_policy_stops_other_scripts(report, page, tmp_path):
-    (tmp_path/'changed.html').write_text(report[0].read_text().replace('</h1>', '</h1><script>document.title = "taken over"</script>'))
+    (tmp_path/'changed.html').write_text(report[0].read_text()
+                                         .replace('</h1>', '</h1><script>document.title = "taken over"</script>'))
     page.goto((tmp_path/'changed.html').as_uri())
     assert page.title().startswith('Audit') and any('Content Security Policy' in o for o in page.faults)
 
@@ -74,7 +78,8 @@ def test_headers_sort_the_costly_mistakes(report, page):
     head.nth(2).click()
     assert [float(o) for o in column(3)] == sorted(times)
     head.nth(0).press('Enter')
-    assert column(1) == sorted(column(1), key=str.lower, reverse=True) or len(set(column(1))) > 1 and head.nth(0).get_attribute('aria-sort') == 'descending'
+    assert (column(1) == sorted(column(1), key=str.lower, reverse=True) or len(set(column(1))) > 1
+            and head.nth(0).get_attribute('aria-sort') == 'descending')
 
 def test_a_cell_shows_its_pictures(report, page):
     f, p = report
@@ -97,7 +102,8 @@ def test_levels_filter(report, page):
     f, p = report
     page.goto(f.as_uri())
     top = {n: path[0] for n, path in zip(p.h.leaves, p.h.nodes)}
-    assert page.locator('#level option').all_inner_texts() == ['all mistakes', *(f'wrong from {n} on' for n in ('kingdom', EVIL, 'species'))]
+    assert (page.locator('#level option').all_inner_texts()
+            == ['all mistakes', *(f'wrong from {n} on' for n in ('kingdom', EVIL, 'species'))])
     assert 'kingdom accuracy %' in page.locator('table').first.inner_text()
     page.select_option('#level', '1')
     rows = page.locator('#costly tbody tr:visible')
@@ -105,7 +111,8 @@ def test_levels_filter(report, page):
     assert pairs and all(top[a] != top[b] for a, b in pairs)
     page.select_option('#level', '3')
     rows = page.locator('#costly tbody tr:visible')
-    assert all(top[a] == top[b] for a, b in (rows.nth(i).locator('td').all_inner_texts()[:2] for i in range(rows.count())))
+    assert all(top[a] == top[b]
+               for a, b in (rows.nth(i).locator('td').all_inner_texts()[:2] for i in range(rows.count())))
     page.select_option('#level', '0')
     assert page.locator('#costly tbody tr:visible').count() == page.locator('#costly tbody tr').count()
 
@@ -116,7 +123,8 @@ def test_the_slider_looks_up_the_curve(report, page):
     want = trade_off(p.probs, p.targets, p.h, [.8], probs=True).iloc[0]
     page.locator('#certainty').fill('16')
     said = page.locator('#certain').inner_text()
-    assert said.startswith(f'Certainty 80%: {100*want.accuracy:.0f}% of the answers are right, {100*want.classes:.0f}% name a class')
+    assert said.startswith(f'Certainty 80%: {100*want.accuracy:.0f}% of the answers are right, '
+                           f'{100*want.classes:.0f}% name a class')
     assert float(re.search(r'cost ([\d.]+)\.$', said)[1]) == pytest.approx(want.cost, abs=1e-3)
 
 def test_the_tree_folds(report, page):
@@ -125,7 +133,8 @@ def test_the_tree_folds(report, page):
     assert cat.is_visible()
     page.locator('#tree summary', has_text='animal').click()
     assert not cat.is_visible()
-    page.locator('#fold').click(); page.locator('#fold').click()
+    page.locator('#fold').click()
+    page.locator('#fold').click()
     assert cat.is_visible()
 
 def test_the_cost_stands_among_those_of_shuffled_trees(report, page):
@@ -139,7 +148,8 @@ def test_dark_and_light(report, page):
     seen = set()
     for theme in ('dark', 'light'):
         page.emulate_media(color_scheme=theme)
-        seen.add(page.evaluate("(o => o.backgroundColor + o.color + getComputedStyle(document.querySelector('#cells text')).fill)(getComputedStyle(document.body))"))
+        seen.add(page.evaluate("(o => o.backgroundColor + o.color + getComputedStyle(document.querySelector('#cells "
+                               "text')).fill)(getComputedStyle(document.body))"))
     assert len(seen) == 2
 
 @pytest.mark.parametrize('width', [390, 1400])
@@ -152,16 +162,20 @@ def test_a_page_of_costs_without_a_tree(page, tmp_path):
     h = CostMatrix([[0., 1, 5], [2, 0, 5], [9, 9, 0]], ['a', 'b', 'c'], warn=False)
     (tmp_path/'r.html').write_text(html_report(Predictions([0, 1, 2, 0], h, [1, 1, 0, 0]), fit=False), encoding='utf-8')
     page.goto((tmp_path/'r.html').as_uri())
-    assert page.faults == [] and page.locator('#cells rect[data-i]').count() == 4 and page.locator('#tree, #certainty, #level:visible').count() == 0
+    assert (page.faults == [] and page.locator('#cells rect[data-i]').count() == 4
+            and page.locator('#tree, #certainty, #level:visible').count() == 0)
 
 
 # --- the service of the tutorial ---
 @pytest.fixture(scope='module')
 def service():
     "Address and names of the tutorial's app, served by uvicorn"
-    for o in ('fastapi', 'uvicorn', 'multipart', 'httpx'): pytest.importorskip(o, reason="pip install 'hierproto[serve]'")
+    for o in ('fastapi', 'uvicorn', 'multipart', 'httpx'):
+        pytest.importorskip(o, reason="pip install 'hierproto[serve]'")
     import uvicorn
-    cells = [''.join(c['source']) for c in json.loads((root/'nbs'/'69_service.ipynb').read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+    cells = [''.join(c['source'])
+             for c in json.loads((root/'nbs'/'69_service.ipynb').read_text(encoding='utf-8'))['cells']
+             if c['cell_type'] == 'code']
     names = {}
     for o in cells:
         if not o.startswith('#|'): exec(o, names)
@@ -192,7 +206,8 @@ def test_a_dropped_picture_gets_its_path(service, page, width):
 
 def test_a_gradio_demo(service, page):
     gr = pytest.importorskip('gradio', reason='pip install gradio')
-    cells = [''.join(c['source']) for c in json.loads((root/'nbs'/'69_service.ipynb').read_text(encoding='utf-8'))['cells']]
+    cells = [''.join(c['source'])
+             for c in json.loads((root/'nbs'/'69_service.ipynb').read_text(encoding='utf-8'))['cells']]
     code = next(re.search('```python\n(.*?)```', o, re.S)[1] for o in cells if '```python\nimport gradio' in o)
     names = dict(service[1])
     exec(code.replace('demo.launch()', ''), names)

@@ -25,7 +25,9 @@ def holds(*strategies, share=1.):
     "A property of whatever the `strategies` draw, tried `share` times as often as others"
     def decorate(f):
         @functools.wraps(f)
-        def counted(*args, **kwargs): TRIED[f.__name__] += 1; f(*args, **kwargs)
+        def counted(*args, **kwargs):
+            TRIED[f.__name__] += 1
+            f(*args, **kwargs)
         conf = settings(max_examples=max(3, round(share*EXAMPLES)), derandomize=True, database=None, deadline=None)
         PROPERTIES[f.__name__] = res = conf(given(*strategies)(counted))
         return res
@@ -33,22 +35,26 @@ def holds(*strategies, share=1.):
 
 
 def tree(seed, n, depth, width, chains, weighted):
-    "`n` leaves at different depths, groups of at most `width` on a level; some leaves hang on chains of single children"
+    ("`n` leaves at different depths, groups of at most `width` on a level; "
+     "some leaves hang on chains of single children")
     rng = random.Random(seed)
     def path(k):
         p = tuple(f'{"abcdefghijkl"[l]}{rng.randrange(width)}' for l in range(rng.randint(0, depth-1)))
-        return p + tuple(f'only {k}.{l}' for l in range(rng.randint(0, depth-1-len(p)) if chains else 0)) + (f'leaf {k}',)
+        return (p + tuple(f'only {k}.{l}' for l in range(rng.randint(0, depth-1-len(p)) if chains else 0))
+                + (f'leaf {k}',))
     paths = [path(k) for k in range(n)]
     below = {p[:i]: None for p in paths for i in range(1, len(p)+1)}
     return Hierarchy.from_paths(paths, weights={p: 10**rng.uniform(-2, 2) for p in below} if weighted else None)
 
 def trees(most=40):
     sizes = st.integers(2, most) if most <= 40 else st.integers(2, 40) | st.sampled_from([most//10, most])
-    return st.builds(tree, st.integers(0, 2**20), sizes, st.integers(1, 12), st.integers(1, 4), st.booleans(), st.booleans())
+    return st.builds(tree, st.integers(0, 2**20), sizes, st.integers(1, 12), st.integers(1, 4), st.booleans(),
+                     st.booleans())
 
 seeds = st.integers(0, 2**20)
 def gen(seed): return torch.Generator().manual_seed(seed)
-def close(a, b, tol=1e-5): torch.testing.assert_close(torch.as_tensor(a).double(), torch.as_tensor(b).double(), rtol=tol, atol=tol)
+def close(a, b, tol=1e-5):
+    torch.testing.assert_close(torch.as_tensor(a).double(), torch.as_tensor(b).double(), rtol=tol, atol=tol)
 
 
 @holds(trees(2000), seeds)
@@ -88,7 +94,8 @@ def test_the_books_of_a_tree(h):
 
 def shuffled(h, seed):
     "The same tree with another order of classes, and for each of its nodes the number that it had"
-    names = h.leaves[:]; random.Random(seed).shuffle(names)
+    names = h.leaves[:]
+    random.Random(seed).shuffle(names)
     new = h.align(names)
     at = {p: i for i, p in enumerate(h.nodes)}
     return new, torch.tensor([at[p] for p in new.nodes])
@@ -98,7 +105,8 @@ def test_another_order_of_classes_permutes_costs(h, seed):
     new, at = shuffled(h, seed)
     K = len(h)
     assert torch.equal(new.costs(hidden=True), h.costs(hidden=True)[at][:,at])
-    assert torch.equal(new.costs(), h.costs()[at[:K]][:,at[:K]]) and torch.equal(new.ancestry(), h.ancestry()[at][:,at[:K]])
+    assert (torch.equal(new.costs(), h.costs()[at[:K]][:,at[:K]])
+            and torch.equal(new.ancestry(), h.ancestry()[at][:,at[:K]]))
     assert new.align(h.leaves) == h and (new == h) == (new.leaves == h.leaves)
     close(new.mean_cost(), h.mean_cost())
 
@@ -114,8 +122,9 @@ def test_another_order_of_classes_changes_no_metric(h, seed):
     assert torch.equal(at[back_off(x[:,at[:K]], new)], back_off(x, h))
     close(subtree_probs(x[:,at[:K]], new), subtree_probs(x, h)[:,at])
 
-losses = dict(cross_entropy=lambda h: DataLoss(), focal=lambda h: FocalDataLoss(), hxe=lambda h: HXELoss(h), hxe_focal=lambda h: HXELoss(h, gamma=1., count='leaf'),
-              soft_labels=SoftLabelLoss, soft_focal=lambda h: SoftLabelLoss(h, gamma=1.), emd=EMDLoss, sphere=lambda h: SquaredCosineLoss())
+losses = dict(cross_entropy=lambda h: DataLoss(), focal=lambda h: FocalDataLoss(), hxe=lambda h: HXELoss(h),
+              hxe_focal=lambda h: HXELoss(h, gamma=1., count='leaf'), soft_labels=SoftLabelLoss,
+              soft_focal=lambda h: SoftLabelLoss(h, gamma=1.), emd=EMDLoss, sphere=lambda h: SquaredCosineLoss())
 
 @holds(trees(), seeds)
 def test_another_order_of_classes_changes_no_loss(h, seed):
@@ -124,7 +133,9 @@ def test_another_order_of_classes_changes_no_loss(h, seed):
     x, y = torch.randn(16, K, generator=g), torch.randint(K, (16,), generator=g)
     for name, make in losses.items(): close(make(new)(x[:,at[:K]], torch.argsort(at[:K])[y]), make(h)(x, y))
     old, yolo = YOLOHead(5, h), YOLOHead(5, new)
-    with torch.no_grad(): yolo.linear.weight.copy_(old.linear.weight[at[:-1]]); yolo.linear.bias.copy_(old.linear.bias[at[:-1]])
+    with torch.no_grad():
+        yolo.linear.weight.copy_(old.linear.weight[at[:-1]])
+        yolo.linear.bias.copy_(old.linear.bias[at[:-1]])
     z = torch.randn(7, 5, generator=g)
     close(yolo.node_log_probs(z), old.node_log_probs(z)[:,at])
     p, q = x.softmax(1), x.flip(0).softmax(1)
@@ -136,9 +147,12 @@ def test_another_order_of_classes_changes_no_guide(h, seed):
     K, protos = len(h), torch.randn(h.n_nodes, 4, generator=gen(seed))
     for n in (K, h.n_nodes):
         D, E, P, Q = costs_for(h, n), costs_for(new, n), protos[:n], protos[at[:n]]
-        for f in (disto_loss, distortion, scale_free_distortion, smooth_scale, optimal_scale, lambda p, c: disto_loss(p, c, scale=1.)): close(f(Q, E), f(P, D), 1e-4)
+        for f in (disto_loss, distortion, scale_free_distortion, smooth_scale, optimal_scale,
+                  lambda p, c: disto_loss(p, c, scale=1.)):
+            close(f(Q, E), f(P, D), 1e-4)
         if n <= 40:
-            for f in (rank_loss, functools.partial(rank_loss, ties='paper'), sphere_guide): close(f(Q, E, n=None), f(P, D, n=None), 1e-4)
+            for f in (rank_loss, functools.partial(rank_loss, ties='paper'), sphere_guide):
+                close(f(Q, E, n=None), f(P, D, n=None), 1e-4)
 
 
 @holds(trees(), seeds, st.booleans())
@@ -163,17 +177,20 @@ def built(method, size):
     torch.manual_seed(0)
     return h, *get_method(method)(h, 6)[:2]
 
-@holds(st.sampled_from(sorted(METHODS)), st.integers(0, 2), st.sampled_from([0., 1e-12, 1e-3, 1., 1e3, 1e12]), st.booleans(), seeds, share=8.)
+@holds(st.sampled_from(sorted(METHODS)), st.integers(0, 2), st.sampled_from([0., 1e-12, 1e-3, 1., 1e3, 1e12]),
+       st.booleans(), seeds, share=8.)
 def test_probabilities_sum_to_one(method, size, spread, maps, seed):
     h, head, loss = built(method, size)
     z = spread*torch.randn(4, 6, *[3, 2]*maps, generator=gen(seed))
-    if method == 'deep_ncm' and seed % 2: head.update(torch.randn(5, 6, generator=gen(seed)), torch.randint(len(h), (5,), generator=gen(seed)))
+    if method == 'deep_ncm' and seed % 2:
+        head.update(torch.randn(5, 6, generator=gen(seed)), torch.randint(len(h), (5,), generator=gen(seed)))
     with torch.no_grad(): p = loss.activation(head(z))
     assert p.shape == (4, len(h), *[3, 2]*maps) and (p >= 0).all()
     torch.testing.assert_close(p.sum(1), torch.ones_like(p[:,0]), rtol=1e-5, atol=0)
 
 
-@holds(trees(), seeds, st.sampled_from([1e-3, 1., 10., 1e4]), st.sampled_from([1e-12, 1., 1e12]), st.booleans(), share=3.)
+@holds(trees(), seeds, st.sampled_from([1e-3, 1., 10., 1e4]), st.sampled_from([1e-12, 1., 1e12]),
+       st.booleans(), share=3.)
 def test_crm_never_expects_to_cost_more_than_argmax(h, seed, spread, scale, odd):
     g = gen(seed)
     D = h.costs()*scale

@@ -18,12 +18,15 @@ def project(tmp_path, monkeypatch):
     (tmp_path/'nbs/images').mkdir(parents=True)
     for f in ('LICENSE', 'nbs/01_a.ipynb', 'nbs/images/tree.svg'): (tmp_path/f).touch()
     png = new_output('display_data', {'image/png': 'iVBORw0KGgo=', 'text/plain': '<Figure>'})
-    table = new_output('execute_result', {'text/html': '<div>\n<style scoped>\n td {}\n</style>\n<table></table></div>', 'text/plain': 'x'})
+    table = new_output('execute_result', {'text/html': '<div>\n<style scoped>\n td {}\n</style>\n<table></table></div>',
+                                          'text/plain': 'x'})
     nbformat.write(new_notebook(cells=[
         new_markdown_cell('# Title\n\n> One line'), new_code_cell('#| hide\nimport secret'),
-        new_markdown_cell('[a](01_a.ipynb#part), [b](../LICENSE), [c](https://example.org), `f[0](x)`\n\n![](images/tree.svg)\n\n'
+        new_markdown_cell('[a](01_a.ipynb#part), [b](../LICENSE), [c](https://example.org), `f[0](x)`\n\n'
+                          '![](images/tree.svg)\n\n'
                           '```python\nf[0](x)\n```'),
-        new_code_cell('#| echo: false\nplot()', outputs=[png]), new_code_cell('#| output: false\nnoisy()', outputs=[table]),
+        new_code_cell('#| echo: false\nplot()', outputs=[png]),
+        new_code_cell('#| output: false\nnoisy()', outputs=[table]),
         new_code_cell('%matplotlib inline\nframe', outputs=[table])]), tmp_path/'nbs/index.ipynb')
     return tmp_path
 

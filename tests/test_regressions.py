@@ -16,7 +16,8 @@ from hierproto.saving import ModelError
 def write(folder, n=6, size=40, seed=0):
     rng = np.random.default_rng(seed)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for i in range(n): Image.fromarray(rng.integers(0, 256, (size,size,3), dtype=np.uint8)).save(Path(folder)/f'{i}.png')
+    for i in range(n):
+        Image.fromarray(rng.integers(0, 256, (size,size,3), dtype=np.uint8)).save(Path(folder)/f'{i}.png')
     return Path(folder)
 
 
@@ -41,7 +42,8 @@ def test_saved_models_resize_twice_as_fastai_does(pictures, tmp_path):
 def test_subset_keeps_pictures_of_a_name_that_becomes_unique(tmp_path):
     for o in ('a/x','c/y','c/z'): write(tmp_path/'images'/o, 12)
     (tmp_path/'classes.csv').write_text('group,class\na,x\nb,x\nc,y\nc,z\n')
-    p = fit(str(tmp_path/'images'), str(tmp_path/'classes.csv'), str(tmp_path/'model'), epochs=1, subset=True, quiet=True, arch='convnet', size=32)
+    p = fit(str(tmp_path/'images'), str(tmp_path/'classes.csv'), str(tmp_path/'model'), epochs=1, subset=True,
+            quiet=True, arch='convnet', size=32)
     assert p.h.leaves==['x','y','z'] and torch.bincount(p.targets, minlength=3).tolist()==[2,2,2]
 
 
@@ -50,7 +52,8 @@ def test_a_class_with_test_pictures_only(tmp_path):
     h = Hierarchy.from_paths([('g','a'), ('g','b'), ('k','c')])
     t = picture_table(tmp_path, h)
     assert {*keep_classes(t, check_classes(t, h, True)).label}=={'a','b'}
-    dls = features(tmp_path, 'convnet', pretrained=False, size=32, h=h, subset=True, file=tmp_path/'f.safetensors', progress=False)
+    dls = features(tmp_path, 'convnet', pretrained=False, size=32, h=h, subset=True, file=tmp_path/'f.safetensors',
+                   progress=False)
     assert list(dls.vocab)==['a','b'] and [len(o.dataset) for o in dls.loaders]==[12,12]
 
 
@@ -66,9 +69,11 @@ def test_features_notice_changed_pictures(pictures, how, tmp_path):
         kw = dict(bs=4, num_workers=0, item_tfms=Resize(32), valid_pct=.5, seed=0)
         labels = [f.parent.name for f in fs]
         df = pd.DataFrame(dict(name=[str(f.relative_to(pictures)) for f in fs], label=labels))
-        dls = ImageDataLoaders.from_lists(pictures, list(fs), labels, **kw) if how=='lists' else ImageDataLoaders.from_df(df, pictures, fn_col='name', label_col='label', **kw)
+        dls = (ImageDataLoaders.from_lists(pictures, list(fs), labels, **kw) if how=='lists'
+               else ImageDataLoaders.from_df(df, pictures, fn_col='name', label_col='label', **kw))
         torch.manual_seed(0)
-        return features(dls, 'convnet', pretrained=False, size=32, progress=False, file=tmp_path/'f.safetensors').train.dataset.x.clone()
+        return features(dls, 'convnet', pretrained=False, size=32, progress=False,
+                        file=tmp_path/'f.safetensors').train.dataset.x.clone()
     before = feats()
     assert torch.equal(feats(), before)
     for k,o in enumerate('abc'): write(pictures/o, seed=k+10)
@@ -100,7 +105,8 @@ def test_ignored_labels_with_mixup():
     x,y = torch.rand(32, 1, 28, 28),torch.randint(3, (32,))
     y[::4] = 255
     dls = tensor_dls((x,y), (x,y), ['a','b','c'], bs=16, device='cpu')
-    learn = hier_learner(dls, 'convnet', Hierarchy.from_paths([*'abc']), m=2, n_in=1, pretrained=False, ignore_index=255)
+    learn = hier_learner(dls, 'convnet', Hierarchy.from_paths([*'abc']), m=2, n_in=1, pretrained=False,
+                         ignore_index=255)
     with learn.no_bar(), learn.no_logging(): learn.fit(1, cbs=MixUp(.4))
 
 
@@ -108,7 +114,8 @@ def test_haframe_with_costs_that_need_a_fast_decay(tmp_path):
     B = np.array([[0,9,1,1],[9,0,1,1],[1,1,0,1],[1,1,1,0.]])
     x,y = torch.rand(16, 1, 28, 28),torch.arange(16)%4
     dls = tensor_dls((x,y), (x,y), list('abcd'), bs=8, device='cpu')
-    learn = hier_learner(dls, 'convnet', CostMatrix(B, list('abcd'), warn=False), 'haframe', m=5, n_in=1, pretrained=False, decay=12.)
+    learn = hier_learner(dls, 'convnet', CostMatrix(B, list('abcd'), warn=False), 'haframe', m=5, n_in=1,
+                         pretrained=False, decay=12.)
     with learn.no_bar(): scores,_ = learn.get_preds(act=noop)
     assert torch.allclose(load_classifier(save_classifier(learn, tmp_path/'m')).scores(x), scores, atol=1e-4)
 
@@ -151,7 +158,9 @@ def stopped_fit(pictures, tmp_path, monkeypatch, n=1, **kw):
     from hierproto import fit as module
     classes = tmp_path/'classes.csv'
     classes.write_text('group,class\ng,a\ng,b\nk,c\n')
-    def go(**more): return fit(str(pictures), str(classes), str(tmp_path/'model'), **{**dict(epochs=3, arch='convnet', size=32, m=4, quiet=True), **kw, **more})
+    def go(**more):
+        return fit(str(pictures), str(classes), str(tmp_path/'model'),
+                   **{**dict(epochs=3, arch='convnet', size=32, m=4, quiet=True), **kw, **more})
     after_epoch = module._Checkpoint.after_epoch
     def stop(self):
         after_epoch(self)
@@ -171,7 +180,8 @@ def test_resume_refuses_other_classes(pictures, tmp_path, monkeypatch):
 def test_resume_refuses_other_images_and_methods(pictures, tmp_path, monkeypatch):
     resume = stopped_fit(pictures, tmp_path, monkeypatch)
     with pytest.raises(ModelError, match='changed: --method'): resume(method='learnt')
-    (pictures/'a').rename(pictures/'x'), (pictures/'b').rename(pictures/'a'), (pictures/'x').rename(pictures/'b') # as many, of the same names
+    # as many, of the same names
+    (pictures/'a').rename(pictures/'x'), (pictures/'b').rename(pictures/'a'), (pictures/'x').rename(pictures/'b')
     with pytest.raises(ModelError, match='changed: images'): resume()
     (pictures/'a').rename(pictures/'x'), (pictures/'b').rename(pictures/'a'), (pictures/'x').rename(pictures/'b')
     assert len(resume().targets)==3
@@ -184,7 +194,8 @@ def test_trackers_keep_the_lowest_cost():
     learn = hier_learner(dls, torch.nn.Identity(), h, m=4, pretrained=False)
     with learn.no_bar(), learn.no_logging():
         for cb in (trackers.EarlyStoppingCallback, trackers.ReduceLROnPlateau):
-            with pytest.raises(ValueError, match='lower is better: pass `comp=np.less`'): learn.fit(1, cbs=cb(monitor='average_cost'))
+            with pytest.raises(ValueError, match='lower is better: pass `comp=np.less`'):
+                learn.fit(1, cbs=cb(monitor='average_cost'))
             learn.fit(1, cbs=cb(monitor='average_cost', comp=np.less))
         learn.fit(1, cbs=trackers.EarlyStoppingCallback(monitor='level_1_accuracy'))
 
@@ -199,7 +210,8 @@ def test_fastai_predictions_follow_the_rule_of_the_method():
         scores,_ = learn.get_preds(act=noop)
         probs,_,decoded = learn.get_preds(with_decoded=True)
         raw = learn.get_preds(act=noop, with_decoded=True)[2]
-    assert torch.equal(decoded, learn.rule(scores)) and torch.equal(raw, decoded) and not torch.equal(decoded, scores.argmax(1))
+    assert (torch.equal(decoded, learn.rule(scores)) and torch.equal(raw, decoded)
+            and not torch.equal(decoded, scores.argmax(1)))
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
@@ -208,13 +220,15 @@ def test_decisions_and_losses_in_half_precision(dtype):
     h,x = Hierarchy.named('cifar100'),torch.randn(2000, 100)*2
     with torch.autocast('cpu', dtype=dtype): assert torch.equal(crm(x, h, probs=False), crm(x.double(), h, probs=False))
     x,y = (x*3).to(dtype),torch.arange(2000)%100
-    for loss in (DataLoss, FocalDataLoss): assert torch.equal(loss(reduction='none')(x, y), loss(reduction='none')(x.float(), y))
+    for loss in (DataLoss, FocalDataLoss):
+        assert torch.equal(loss(reduction='none')(x, y), loss(reduction='none')(x.float(), y))
     assert DataLoss()(x, y[:,None])==DataLoss()(x, y) # targets of tables
 
 
 def test_the_sampled_guide_forgets_its_scale_between_trainings():
     dls = tensor_dls((torch.randn(32, 4), torch.arange(32)%4), (torch.randn(8, 4), torch.arange(8)%4), [*'abcd'], bs=8)
-    learn = proto_learner(dls, torch.nn.Identity(), Hierarchy.from_paths([*'abcd']), guide='sampled', m=4, pretrained=False)
+    learn = proto_learner(dls, torch.nn.Identity(), Hierarchy.from_paths([*'abcd']), guide='sampled', m=4,
+                          pretrained=False)
     with learn.no_bar(), learn.no_logging():
         for _ in range(2): learn.fit(1)
     assert learn.metric_guide.guide.keywords['scale'].seen==5 # four batches, and one draw to begin with
@@ -224,8 +238,10 @@ def test_compare_refuses_rules_and_seeds_before_training():
     pool = Pool(torch.randn(40, 3), torch.arange(40)%2, ['a','b'])
     for bad in (dict(rules='argmaxx'), dict(rules=['nonsense'])):
         with pytest.raises(ValueError, match='unknown rule'): compare(pool, Hierarchy.from_paths([*'ab']), **bad)
-    with pytest.raises(ValueError, match='seeds must be >= 1, got 0'): compare(pool, Hierarchy.from_paths([*'ab']), seeds=0)
-    with pytest.raises(ValueError, match='nothing to compare'): compare(pool, Hierarchy.from_paths([*'ab']), 'cross_entropy', rules='argmax')
+    with pytest.raises(ValueError, match='seeds must be >= 1, got 0'):
+        compare(pool, Hierarchy.from_paths([*'ab']), seeds=0)
+    with pytest.raises(ValueError, match='nothing to compare'):
+        compare(pool, Hierarchy.from_paths([*'ab']), 'cross_entropy', rules='argmax')
     res = compare(pool, Hierarchy.from_paths([*'ab']), ['learnt'], seeds=1, rules='argmax', epochs=1, progress=False)
     assert res.advice().startswith('One seed cannot tell')
 
@@ -239,10 +255,15 @@ def test_a_size_that_is_too_small_for_the_network(pictures, tmp_path):
 # --- found by reading the code ---
 def test_features_notice_changed_labels(tmp_path):
     x,y = torch.randint(256, (1100,3,32,32), dtype=torch.uint8),torch.arange(1100)%2
-    def labels(y): return features(tensor_dls((x,y), (x[:4],y[:4]), ['a','b']), 'convnet', pretrained=False, weights=None, size=32, file=tmp_path/'f.safetensors', progress=False).train_ds.y
-    set_seed(0); first = labels(y)
-    other = y.clone(); other[400:600] = 1-other[400:600]
-    set_seed(0); assert torch.equal(labels(other), other) and not torch.equal(first, other)
+    def labels(y):
+        return features(tensor_dls((x,y), (x[:4],y[:4]), ['a','b']), 'convnet', pretrained=False, weights=None, size=32,
+                        file=tmp_path/'f.safetensors', progress=False).train_ds.y
+    set_seed(0)
+    first = labels(y)
+    other = y.clone()
+    other[400:600] = 1-other[400:600]
+    set_seed(0)
+    assert torch.equal(labels(other), other) and not torch.equal(first, other)
 
 
 def test_a_group_with_the_name_of_a_class(tmp_path):
@@ -264,7 +285,8 @@ def test_constant_columns_stay_constant():
 
 
 def test_floats_for_bytes():
-    ds = tensor_dls((torch.zeros(4,1,2,2, dtype=torch.uint8), torch.zeros(4).long()), (torch.zeros(2,1,2,2, dtype=torch.uint8), torch.zeros(2).long()), ['a'], bs=2).train_ds
+    ds = tensor_dls((torch.zeros(4,1,2,2, dtype=torch.uint8), torch.zeros(4).long()),
+                    (torch.zeros(2,1,2,2, dtype=torch.uint8), torch.zeros(2).long()), ['a'], bs=2).train_ds
     assert ds.new([torch.full((1,2,2), .5)]).x.tolist()==[[[[128,128],[128,128]]]]
 
 
@@ -278,7 +300,8 @@ def test_pictures_of_16_bits_are_left_out(pictures, tmp_path):
 def test_rows_with_other_columns_are_refused(tmp_path):
     from hierproto.rows import add_row, read_rows
     add_row(tmp_path/'r.csv', dict(run_id='a', er=.1), ['run_id','er'])
-    with pytest.raises(ValueError, match='no column for er_crm'): add_row(tmp_path/'r.csv', dict(run_id='b', er=.1, er_crm=.2), ['run_id','er'])
+    with pytest.raises(ValueError, match='no column for er_crm'):
+        add_row(tmp_path/'r.csv', dict(run_id='b', er=.1, er_crm=.2), ['run_id','er'])
     assert len(read_rows(tmp_path/'r.csv'))==1
 
 
@@ -291,13 +314,15 @@ def test_little_data_keeps_pretrained_features():
 
 def test_no_cell_becomes_a_formula():
     from hierproto.audit import _cell
-    assert [_cell(o) for o in ("-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', '-', '=1')]==["'-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', "'-", "'=1"]
+    assert ([_cell(o) for o in ("-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', '-', '=1')]
+            ==["'-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', "'-", "'=1"])
 
 
 def test_a_comparison_with_few_images_per_class():
     y = torch.arange(50)%10
     state = torch.get_rng_state()
-    res = compare(Pool(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), y, list('abcdefghij')), Hierarchy.from_paths([*'abcdefghij']), ['learnt'], seeds=1, epochs=1, progress=False)
+    res = compare(Pool(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), y, list('abcdefghij')),
+                  Hierarchy.from_paths([*'abcdefghij']), ['learnt'], seeds=1, epochs=1, progress=False)
     assert len(res.rows)==4 and torch.equal(torch.get_rng_state(), state)
 
 
@@ -310,15 +335,19 @@ def test_force_leaves_other_checkpoints(pictures, tmp_path):
     (tmp_path/'classes.csv').write_text('class\na\nb\nc\n')
     (tmp_path/'model').mkdir()
     (tmp_path/'model'/'mine.ckpt').write_text('mine')
-    fit(str(pictures), str(tmp_path/'classes.csv'), str(tmp_path/'model'), epochs=1, arch='convnet', size=32, quiet=True, force=True)
+    fit(str(pictures), str(tmp_path/'classes.csv'), str(tmp_path/'model'), epochs=1, arch='convnet', size=32,
+        quiet=True, force=True)
     assert [f.name for f in (tmp_path/'model').glob('*.ckpt')]==['mine.ckpt']
 
 
 def test_confusions_of_labels_in_bytes():
     x,y = torch.eye(20).repeat(10, 1),(torch.arange(200)%20).to(torch.uint8)
     dls = tensor_dls((x,y), (x,y), [f'c{k:02}' for k in range(20)], bs=50)
-    learn = hier_learner(dls, torch.nn.Identity(), Hierarchy.from_paths([f'c{k:02}' for k in range(20)]), 'cross_entropy', m=20, pretrained=False)
-    with torch.no_grad(): learn.model[0][-1].weight.copy_(torch.eye(20)), learn.model[0][-1].bias.zero_(), learn.model[1].weight.copy_(torch.eye(20)), learn.model[1].bias.zero_()
+    learn = hier_learner(dls, torch.nn.Identity(), Hierarchy.from_paths([f'c{k:02}' for k in range(20)]),
+                         'cross_entropy', m=20, pretrained=False)
+    with torch.no_grad():
+        (learn.model[0][-1].weight.copy_(torch.eye(20)), learn.model[0][-1].bias.zero_(),
+         learn.model[1].weight.copy_(torch.eye(20)), learn.model[1].bias.zero_())
     with learn.no_bar(): assert HierInterpretation.from_learner(learn).confusion_matrix().trace()==200
 
 
@@ -331,7 +360,8 @@ def test_rates_of_prototypes_end_with_their_training():
 
 def test_plots_of_prototypes_follow_the_vocabulary():
     from hierproto.callbacks import PrototypePlot
-    dls = tensor_dls((torch.randn(6, 2), torch.arange(6)%3), (torch.randn(6, 2), torch.arange(6)%3), ['a','b','c'], bs=3)
+    dls = tensor_dls((torch.randn(6, 2), torch.arange(6)%3), (torch.randn(6, 2), torch.arange(6)%3),
+                     ['a','b','c'], bs=3)
     h = Hierarchy.from_paths([('y','c'), ('x','b'), ('x','a')])
     learn = proto_learner(dls, torch.nn.Identity(), h, m=2, pretrained=False, cbs=PrototypePlot(h=h))
     with learn.no_bar(), learn.no_logging(): learn.fit(1)
@@ -339,7 +369,8 @@ def test_plots_of_prototypes_follow_the_vocabulary():
 
 
 def test_a_head_that_is_named_is_used():
-    dls = tensor_dls((torch.randn(6, 2), torch.arange(6)%3), (torch.randn(6, 2), torch.arange(6)%3), ['a','b','c'], bs=3)
+    dls = tensor_dls((torch.randn(6, 2), torch.arange(6)%3), (torch.randn(6, 2), torch.arange(6)%3),
+                     ['a','b','c'], bs=3)
     h = Hierarchy.from_paths([*'abc'])
     class Two(torch.nn.Module):
         def __init__(self):

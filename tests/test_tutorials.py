@@ -9,7 +9,8 @@ tutorials = sorted((root/'nbs').glob('6*.ipynb'))
 
 def script(nb):
     "The code that a reader of the notebook `nb` sees"
-    cells = [''.join(c['source']) for c in json.loads(nb.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+    cells = [''.join(c['source']) for c in json.loads(nb.read_text(encoding='utf-8'))['cells']
+             if c['cell_type'] == 'code']
     return '\n\n'.join(s for s in cells if not s.lstrip().startswith(('#| hide', '#|hide', '#| eval: false')))
 
 @pytest.mark.parametrize('nb', tutorials, ids=lambda o: o.stem)
