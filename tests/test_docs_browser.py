@@ -1,6 +1,6 @@
 """Open each page of the docs site in a headless Chromium, wide and narrow, light and dark.
 
-DOCS_SITE=folder tests a site that is already built, by Quarto or Sphinx; \
+DOCS_SITE=folder tests a site that is already built, by Quarto or Sphinx;
 otherwise tools/docs.py builds one with Sphinx.
 DOCS_SHOTS=folder saves small screenshots of each page, wide in light and narrow in dark."""
 import ast, asyncio, functools, http.server, os, re, shutil, subprocess, sys, threading
@@ -89,40 +89,40 @@ while (walk.nextNode()) if (walk.currentNode.data.trim()) texts.push(walk.curren
 prose = (script + "return texts.filter(t => !t.parentElement.closest('pre, code, script, style, mjx-container'))"
          ".map(t => t.data).join(' ')")
 maths = """const count = s => document.querySelectorAll(s).length;
-    return {wanted: count('.math'), shown: count('.math > mjx-container'), \
-errors: count('mjx-merror, [data-mjx-error]'), display: count('mjx-container[display]'),
-            tags: [...document.querySelectorAll('[id^="mjx-eqn:"]')].filter(o => o.getBoundingClientRect().width)\
-.map(o => decodeURIComponent(o.id.slice(8)))}"""
+    return {wanted: count('.math'), shown: count('.math > mjx-container'),
+        errors: count('mjx-merror, [data-mjx-error]'), display: count('mjx-container[display]'),
+            tags: [...document.querySelectorAll('[id^="mjx-eqn:"]')].filter(o => o.getBoundingClientRect().width)
+        .map(o => decodeURIComponent(o.id.slice(8)))}"""
 images = """return [...document.images].map(i => ({src: i.src.slice(-80), broken: !(i.complete && i.naturalWidth),
     large: i.clientWidth > 0 && i.naturalWidth > 2.5 * i.clientWidth}))"""
 # elements wider than the screen that do not scroll in their own box
-overflow = script + """const wide = o => o.getBoundingClientRect().right > innerWidth + 1, \
-scrolls = o => getComputedStyle(o).overflowX != 'visible';
-    const boxed = o => { for (let p = o.parentElement; p && p != main; \
-p = p.parentElement) if (scrolls(p) && !wide(p)) return true };
-    const out = all('*').filter(o => wide(o) && !(scrolls(o) && !wide(o)) && !boxed(o))\
-.map(o => o.outerHTML.slice(0, 120));
+overflow = script + """const wide = o => o.getBoundingClientRect().right > innerWidth + 1,
+        scrolls = o => getComputedStyle(o).overflowX != 'visible';
+    const boxed = o => { for (let p = o.parentElement; p && p != main;
+        p = p.parentElement) if (scrolls(p) && !wide(p)) return true };
+    const out = all('*').filter(o => wide(o) && !(scrolls(o) && !wide(o)) && !boxed(o))
+        .map(o => o.outerHTML.slice(0, 120));
     return document.documentElement.scrollWidth > innerWidth ? ['the page itself', ...out] : out"""
 # texts whose contrast with what is behind them is below 4.5, the limit of the accessibility guidelines (WCAG AA)
-contrast = script + """const cache = new Map(), rgba = s => { const c = s.match(/[\\d.]+/g).map(Number); \
-return c.length < 4 ? [...c.slice(0, 3), 1] : c };
+contrast = script + """const cache = new Map(), rgba = s => { const c = s.match(/[\\d.]+/g).map(Number);
+        return c.length < 4 ? [...c.slice(0, 3), 1] : c };
     const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3]));
-    const back = o => { if (!o) return [255, 255, 255]; if (!cache.has(o)) cache.set(o, \
-over(rgba(getComputedStyle(o).backgroundColor), back(o.parentElement))); return cache.get(o) };
-    const light = c => { const l = c.map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); \
-return .2126 * l[0] + .7152 * l[1] + .0722 * l[2] };
-    const ratio = o => { const b = back(o), [x, y] = [light(over(rgba(getComputedStyle(o).color), b)), \
-light(b)].sort((p, q) => p - q); return (y + .05) / (x + .05) };
-    const seen = texts.map(t => t.parentElement).filter(o => o.getClientRects().length \
-&& !o.closest('script, style, mjx-container, a.headerlink, .anchorjs-link'));
-    return [...new Set(seen)].map(o => [ratio(o), o]).filter(o => o[0] < 4.5)\
-.map(([r, o]) => r.toFixed(1) + ' ' + o.outerHTML.slice(0, 90))"""
-anchors = script + """return all('a[href^="#"]').map(a => a.getAttribute('href').slice(1))\
-.filter(a => a && !document.getElementById(decodeURIComponent(a)))"""
+    const back = o => { if (!o) return [255, 255, 255]; if (!cache.has(o)) cache.set(o,
+        over(rgba(getComputedStyle(o).backgroundColor), back(o.parentElement))); return cache.get(o) };
+    const light = c => { const l = c.map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+        return .2126 * l[0] + .7152 * l[1] + .0722 * l[2] };
+    const ratio = o => { const b = back(o), [x, y] = [light(over(rgba(getComputedStyle(o).color), b)),
+        light(b)].sort((p, q) => p - q); return (y + .05) / (x + .05) };
+    const seen = texts.map(t => t.parentElement).filter(o => o.getClientRects().length
+        && !o.closest('script, style, mjx-container, a.headerlink, .anchorjs-link'));
+    return [...new Set(seen)].map(o => [ratio(o), o]).filter(o => o[0] < 4.5)
+        .map(([r, o]) => r.toFixed(1) + ' ' + o.outerHTML.slice(0, 90))"""
+anchors = script + """return all('a[href^="#"]').map(a => a.getAttribute('href').slice(1))
+        .filter(a => a && !document.getElementById(decodeURIComponent(a)))"""
 # the first table or figure, and code that is open above it
 first = script + """const top = o => o.getBoundingClientRect().top + scrollY, found = all('table, img')[0];
-    return {at: found ? top(found) : 1e6, code: all('pre').filter(o => o.getClientRects().length \
-&& !o.closest('details:not([open]), .cell_output, .cell-output') && (!found || top(o) < top(found))).length}"""
+    return {at: found ? top(found) : 1e6, code: all('pre').filter(o => o.getClientRects().length
+        && !o.closest('details:not([open]), .cell_output, .cell-output') && (!found || top(o) < top(found))).length}"""
 
 async def opened(tab, path):
     "Go to `path`; returns a list that collects errors"

@@ -1,7 +1,7 @@
-"""Bad input: it works, or it is refused in words that name the culprit; never another exception, a hang, \
+"""Bad input: it works, or it is refused in words that name the culprit; never another exception, a hang,
 or a wrong answer in silence.
 
-A case is a number: `case('csv', 4711)` is the same case on every machine. \
+A case is a number: `case('csv', 4711)` is the same case on every machine.
 `HIERPROTO_CASES` says how many of each suite are tried."""
 import contextlib, csv, io, json, os, random, re, signal, threading, unicodedata, warnings
 import numpy as np, pandas as pd, pytest, torch
