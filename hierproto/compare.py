@@ -348,7 +348,7 @@ MARGIN = 1. # percent: smaller differences do not count
 
 @patch
 def better(self:Comparison, metric='ahc'):
-    "Methods and rules whose `metric` is reliably lower than that of the base"
+    "Methods and rules whose `metric` is reliably lower than that of the base, by `MARGIN` percent or more"
     d = self.differences(metric)
     return d[(d.high < 0) & (d.p < .05) & (d.change <= -MARGIN)]
 
@@ -368,7 +368,8 @@ def advice(self:Comparison):
     good,base,seeds = self.better(),_name(*self.base),self.rows.seed.nunique()
     if not len(good):
         if seeds<2: return 'One seed cannot tell which method is better: compare with at least three.'
-        return f'No difference: over {seeds} seeds no method has a reliably lower average cost than {base}. Use {base}.'
+        least = f'reliably lowers the average cost of {base} by {MARGIN:g}% or more'
+        return f'No difference that matters: over {seeds} seeds, no other method {least}. Use {base}.'
     best,others = good.iloc[0],[_name(*o) for o in good.index[1:4]]
     also = f" Also better than {base}: {', '.join(others)}{' and others' if len(good)>4 else ''}." if others else ''
     return (f'Use {_name(*good.index[0])}: its average cost is {-best.change:.1f}% lower than that of {base} '

@@ -173,8 +173,7 @@ def check_options(
     **counts # `threads`, `workers`, `gpus`
 ):
     "Raise if an option of a command is invalid"
-    if log not in ('','tensorboard','wandb'): raise RecipeError(f'unknown log {log!r}; choose tensorboard or wandb')
-    if log: extra(log, 'log')
+    check_log(log)
     for k,v in counts.items():
         least = -1 if k=='gpus' else 0
         if v<least: raise RecipeError(f'{k} must be an integer >= {least}, got {v}')

@@ -6,7 +6,7 @@
 __all__ = ['predict']
 
 # %% ../nbs/48_predict.ipynb #36d1c46e
-import csv, glob, json, math, os, sys
+import glob, json, math, os, sys
 from fastai.basics import *
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
@@ -22,11 +22,8 @@ def _given(o):
     if not str(o).lower().endswith('.csv'):
         found = [] if os.path.exists(o) else sorted(glob.glob(str(o), recursive=True))
         return [(f, None) for f in (picture_files(o) if os.path.isdir(o) else found or [o])]
-    try:
-        with open(o, encoding='utf-8-sig') as f: head = f.readline()
-        sep = first(',;\t', lambda s: 'file' in next(csv.reader([head.strip()], delimiter=s), []))
-        df = pd.read_csv(o, dtype=str, keep_default_na=False, sep=sep or ',', encoding='utf-8-sig')
-    except (ValueError,OSError) as e: raise PictureError(f'{o}: cannot be read as a table: {e}') from None
+    try: df = csv_table(o)
+    except (ValueError,OSError,Warning) as e: raise PictureError(f'{o}: cannot be read as a table: {e}') from None
     if 'file' not in df: raise PictureError(f"{o}: needs a column 'file'")
     at = [f if Path(f).exists() else Path(o).parent/f for f in df.file]
     return list(zip(at, df.target if 'target' in df else [None]*len(at)))
