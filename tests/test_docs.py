@@ -102,6 +102,12 @@ def test_links_lead_into_the_site():
                      ('https://example.org/a.html', 'https://example.org/a.html'), ('images/a.png', 'images/a.png')]:
         assert docs.local_link(old, pages) == new
 
+def test_links_between_notebooks_have_a_heading():
+    "The Sphinx site drops an unknown anchor, so its own test of links would not notice"
+    heads = {n: docs.anchors(nb) for n, nb in nbs.items()}
+    links = [(n, o or n, a) for n in names for o, a in re.findall(r'\]\(([\w.]+\.ipynb)?#([\w.-]+)\)', markdown(n))]
+    assert len(links) > 5 and [o for o in links if o[2] not in heads[o[1]]] == []
+
 def test_api_names_have_a_page():
     "The API page links each name to its definition, which nbdev must know; constants are the exception"
     import hierproto.all as everything
