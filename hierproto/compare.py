@@ -70,9 +70,7 @@ def from_dls(cls:Pool,
     test = parts.pop() if official else None
     views,record = min(x.shape[1] for x,_ in parts),getattr(dls, 'features', None) or {}
     x,y = torch.cat([x[:,:views] for x,_ in parts]),torch.cat([y for _,y in parts])
-    # pooled data are other rows than an official training set, so they have another digest
-    key = record.get('key', '') and record['key']+'_pooled'*(not official)
-    return cls(x, y, list(dls.vocab), test, key, record)
+    return cls(x, y, list(dls.vocab), test, features=record)
 
 # %% ../nbs/47_compare.ipynb #8afec857
 _LEAST = 5 # images per class

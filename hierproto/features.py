@@ -185,6 +185,11 @@ def _file(item, tfms):
         item = f(item)
         if isinstance(item, (str,Path)): return Path(item) if Path(item).is_file() else None
 
+def _look(tl):
+    "Digest of the first readable picture of `tl`: it changes with the way in which pictures are opened"
+    for i in range(len(tl)):
+        with suppress(OSError, ValueError, SyntaxError): return _sha(np.ascontiguousarray(tl[i]))
+
 def _ds_split(ds):
     "The split that a data set of fastai or a `TensorDS` contains"
     if isinstance(ds, TensorDS):
@@ -195,7 +200,7 @@ def _ds_split(ds):
     items = [o for _,o in ds.items.iterrows()] if hasattr(ds.items, 'iterrows') else ds.items
     files = [_file(o, tl.tfms.fs) for o in items]
     stamps = [f.stat().st_mtime_ns if f else _sha(np.ascontiguousarray(tl[i])) for i,f in enumerate(files)]
-    return _Split(tl.__getitem__, y, [str(f or o) for f,o in zip(files, items)], [*stamps, _sha(y)])
+    return _Split(tl.__getitem__, y, [str(f or o) for f,o in zip(files, items)], [*stamps, _look(tl), _sha(y)])
 
 def _splits(source, valid_pct, seed, h=None, subset=False):
     "`splits, vocab` of a folder or of `DataLoaders`"

@@ -432,7 +432,10 @@ def _from_frame(D, names=None):
     if names is None:
         if rows != columns: fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
         names = columns
-    elif rows == columns and {*rows} == {*names}: D = D.loc[[*names], [*names]]
+    rows, columns, order = ([as_name(o) for o in l] for l in (rows, columns, names))
+    if rows == columns and {*rows} == {*order}:
+        at = [rows.index(o) for o in order]
+        D = D.iloc[at, at]
     return D, names
 
 # %% ../nbs/00_hierarchy.ipynb #2b22c560

@@ -184,6 +184,13 @@ def use_rule(
 _of_body = 'n_in cut nf pool norm project'.split()
 _of_learner = [*inspect.signature(Learner.__init__).parameters]
 
+def _used_loss(loss, mine, of_learner):
+    "The `loss` of the method, or the user's own; then arguments `mine` of the method's loss would be lost"
+    if 'loss_func' not in of_learner: return loss
+    lost = [k for k in ('gamma','weight') if k in mine]
+    if lost: raise TypeError(f"`loss_func` replaces the loss of the method, which {' and '.join(lost)} belong to")
+    return loss if 'ignore_index' in mine else of_learner['loss_func']
+
 # %% ../nbs/10_learner.ipynb #133ef302
 def hier_learner(
     dls, # `DataLoaders`
@@ -204,11 +211,12 @@ def hier_learner(
     meth,h,f,(x,flat) = get_method(method),align_costs(h, dls),arch_func(arch),_example(dls)
     mine,of_body,of_learner = (_take(kwargs, o) for o in (meth.defaults, _of_body, _of_learner))
     head,loss,own = meth(h, m, **mine, **kwargs) # refuses what is left over
+    used = _used_loss(loss, mine, of_learner)
     pretrained = pretrained and weights is None and has_weights(f)
     model = _model(f, head, m, x, pretrained, weights, **of_body)
     published = pretrained or weights is not None or isinstance(f, nn.Module)
     if normalize and published: add_norm(dls, preprocessing(model[0] if isinstance(f, str) else f))
-    usual = dict(loss_func=loss, metrics=hier_metrics(h, ignore_index=getattr(loss, 'ignore_index', None)),
+    usual = dict(loss_func=loss, metrics=hier_metrics(h, ignore_index=getattr(used, 'ignore_index', None)),
                  splitter=partial(_split, split=model_meta.get(f, {}).get('split', default_split)))
     cbs = [*own, *_callbacks(meth, flat, proto_lr, proto_wd), *L(cbs)]
     learn = Learner(dls, model, cbs=cbs, **{**usual, **of_learner})

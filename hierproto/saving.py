@@ -114,6 +114,7 @@ def _image_settings(dls):
     pre = first(o for o in fs if isinstance(o, AffineCoordTfm) and o.size is not None) # batches are resized too
     odd = [type(o).__name__ for o in fs if not (isinstance(o, _known) or getattr(o, 'split_idx', None)==0)]
     if pre and (resize is None or pre.mode!='bilinear' or not pre.align_corners): odd.append('resizing of batches')
+    odd += [f'division by {o.div}' for o in fs if isinstance(o, IntToFloatTensor) and o.div!=255]
     if odd: warnings.warn(f"the saved model does not apply the transforms {', '.join(odd)} of its data")
     stats = (norm.mean,norm.std) if norm else torch.tensor([[0.],[1.]])
     mean,std = (o.flatten().expand(x.shape[1]).tolist() for o in stats)
@@ -276,13 +277,20 @@ def _find_arch(learn, arch):
     return name
 
 # %% ../nbs/44_saving.ipynb #279048b2
+def _rule_of(learn, h):
+    "The name of the decision rule of `learn`, whose costs must be those of `h`"
+    rule = getattr(learn, 'rule', argmax_rule)
+    if rule is argmax_rule: return 'argmax'
+    if isinstance(rule, CRM) and torch.equal(rule.D.cpu(), as_costs(h).to(rule.D.dtype)): return 'crm'
+    raise ModelError('this decision rule cannot be saved: use `argmax_rule`, or `CRM` with the costs of the hierarchy')
+
 def _settings_of(learn, model, h, arch, arch_args):
     "The settings of `learn`, with the hierarchy `h` and a copy of its `model`"
     im = _image_settings(learn.dls)
     return dict(format='hierproto-model-1', method=getattr(learn, 'method', None), arch=_find_arch(learn, arch),
         arch_args=arch_args or {}, head=_head_settings(model[1]),
         embedder=_embedder_settings(model[0], im['channels'] if im else 3),
-        rule='crm' if isinstance(getattr(learn, 'rule', None), CRM) else 'argmax',
+        rule=_rule_of(learn, h),
         vocab=h.leaves, paths=_paths(h)[:len(h)], fingerprint=h.fingerprint, images=im,
         versions=dict(hierproto=hierproto.__version__, torch=torch.__version__))
 

@@ -10,7 +10,7 @@ from hierproto.features import FeatureDS, check_classes, features, keep_classes,
 from hierproto.fit import fit
 from hierproto.predict import _given
 from hierproto.prototypes import DataLoss, FocalDataLoss
-from hierproto.saving import ModelError
+from hierproto.saving import ModelError, Predictor
 
 
 def write(folder, n=6, size=40, seed=0):
@@ -435,3 +435,73 @@ def test_a_misspelt_architecture_is_suggested_once():
 def test_features_without_a_validation_set(pictures, tmp_path):
     dls = features(pictures, 'convnet', False, size=32, valid_pct=0, file=tmp_path/'f.safetensors', progress=False)
     assert len(dls.train_ds.items)==18 and len(dls.valid_ds.items)==0
+
+
+def test_features_notice_how_pictures_are_opened(pictures, tmp_path):
+    "The same files, in colour, in grey, and cropped"
+    from fastai.vision.all import (CategoryBlock, DataBlock, PILImage, PILImageBW, RandomSplitter, TransformBlock,
+                                   parent_label)
+    def corner(im): return im.crop((0,0,12,12))
+    def key(file, *tfms):
+        block = DataBlock((TransformBlock(type_tfms=[*tfms]),CategoryBlock), get_items=get_image_files,
+                          get_y=parent_label, splitter=RandomSplitter(seed=0), item_tfms=Resize(32))
+        dls = block.dataloaders(pictures, bs=4, num_workers=0)
+        return features(dls, 'convnet', False, size=32, file=tmp_path/file, progress=False).features['key']
+    set_seed(0)
+    keys = [key('a', PILImage.create), key('b', PILImageBW.create), key('c', PILImage.create, corner)]
+    assert len({*keys})==3
+
+
+def tiny(method='cross_entropy', h=None, n=80, **kwargs):
+    "A learner for vectors of the classes a, b, c and d, with scores that differ"
+    set_seed(0)
+    x,y = torch.randn(n, 6),torch.arange(n)%4
+    dls = tensor_dls((x,y), (x,y), [*'abcd'], bs=16, device='cpu')
+    h = Hierarchy.from_paths([('g','a'), ('g','b'), ('k','c'), ('k','d')]) if h is None else h
+    return hier_learner(dls, torch.nn.Linear(6, 4), h, method, m=4, pool=False, project=False, **kwargs)
+
+
+def test_rules_that_cannot_be_saved(tmp_path):
+    from hierproto.inference import CRM
+    from hierproto.learner import use_rule
+    learn = tiny('cross_entropy_crm')
+    assert Predictor.from_learner(learn).settings['rule']=='crm'
+    D = torch.ones(4, 4).fill_diagonal_(0)
+    D[0] *= 9
+    for rule in (CRM(D), lambda scores, probs=False: scores.argmin(1)):
+        use_rule(learn, rule)
+        with pytest.raises(ModelError, match='decision rule cannot be saved'): save_classifier(learn, tmp_path/'m')
+
+
+def test_a_custom_loss_and_the_metrics():
+    from fastai.vision.all import CrossEntropyLossFlat
+    learn = tiny(loss_func=CrossEntropyLossFlat(ignore_index=0))
+    with learn.no_bar():
+        value = learn.validate()[1]
+        scores,y = learn.get_preds(act=noop)
+    assert value==pytest.approx((scores.argmax(1)!=y)[y!=0].float().mean().item())
+    with pytest.raises(TypeError, match='which weight belong to'):
+        tiny(loss_func=CrossEntropyLossFlat(), weight=[1.,9,1,1])
+
+
+def test_compare_notices_changed_labels(tmp_path):
+    set_seed(0)
+    x,y = torch.randn(80, 6),torch.arange(80)%4
+    dls = tensor_dls((x,y), (x,y), [*'abcd'], bs=16, device='cpu')
+    dls.features = dict(key='0'*16)
+    before = Pool.from_dls(dls).digest
+    dls.train.dataset.y = y.flip(0)
+    assert Pool.from_dls(dls).digest!=before
+
+
+def test_a_divisor_other_than_255(pictures):
+    from fastai.vision.all import IntToFloatTensor
+    dls = ImageDataLoaders.from_folder(pictures, valid_pct=.5, seed=0, bs=4, num_workers=0, item_tfms=Resize(32),
+                                       batch_tfms=[IntToFloatTensor(div=127.5)])
+    learn = hier_learner(dls, 'convnet', Hierarchy.from_paths([*'abc']), 'learnt', m=4, pretrained=False)
+    with pytest.warns(UserWarning, match='division by 127.5'): Predictor.from_learner(learn)
+
+
+def test_names_of_a_frame_that_are_numbers():
+    D = pd.DataFrame([[0,1,2],[3,0,4],[5,6,0]], [2,0,1], [2,0,1])
+    assert CostMatrix(D, ['0','1','2'], warn=False)[0,1]==D.loc[0,1]==4
