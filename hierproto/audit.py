@@ -100,9 +100,10 @@ def csv_table(
 
 # %% ../nbs/45_audit.ipynb #8237f52f
 def _folder_class(file, index):
-    "The folder of the picture `file` that is named like a class"
+    "The class in `index` that the folders of the picture `file` name, alone or as a path, from the innermost outwards"
     folders = [_name(o) for o in re.split(r'[/\\\\]', str(file))[:-1]]
-    return next((o for o in reversed(folders) if o in index), folders[-1] if folders else '')
+    tries = ['/'.join(folders[a:b]) for b in range(len(folders), 0, -1) for a in range(b)]
+    return first(tries, lambda o: o in index) or (folders[-1] if folders else '')
 
 # %% ../nbs/45_audit.ipynb #83c1a4b6
 def _table(f, index):
@@ -215,7 +216,8 @@ def tree_fit(self:Predictions,
     "Cost under the true order, costs under `n` shuffled ones, the share of those that cost no more, and what it means"
     true,s = _shuffled_costs(self, n, seed)
     share = (1+(s<=true+1e-9*max(1, true)).sum())/(1+n)
-    return SimpleNamespace(true=true, shuffled=s, share=share, says=_verdict(share, true, s, int(self.wrong.sum())))
+    mistakes = int((self.wrong & (self.preds<len(self.h))).sum()) # groups have no place among the leaves
+    return SimpleNamespace(true=true, shuffled=s, share=share, says=_verdict(share, true, s, mistakes))
 
 # %% ../nbs/45_audit.ipynb #e462b54f
 def _verdict(share, true, s, mistakes):

@@ -17,6 +17,13 @@ from .audit import *
 from .features import picture_files
 
 # %% ../nbs/48_predict.ipynb #7ada9b72
+def _place(f, folder):
+    "The file `f` of a list in `folder`: relative to the current folder, or to that of the list"
+    here,there = Path(f),folder/f
+    if here.exists() and there.exists() and not here.samefile(there):
+        raise PictureError(f'{f}: both {here.absolute()} and {there.absolute()} exist: use absolute paths')
+    return f if here.exists() else there
+
 def _given(o):
     "Files and targets that the argument `o` stands for: a folder, a CSV file, a pattern or a picture"
     if not str(o).lower().endswith('.csv'):
@@ -25,7 +32,7 @@ def _given(o):
     try: df = csv_table(o)
     except (ValueError,OSError,Warning) as e: raise PictureError(f'{o}: cannot be read as a table: {e}') from None
     if 'file' not in df: raise PictureError(f"{o}: needs a column 'file'")
-    at = [f if Path(f).exists() else Path(o).parent/f for f in df.file]
+    at = [_place(f, Path(o).parent) for f in df.file]
     return list(zip(at, df.target if 'target' in df else [None]*len(at)))
 
 # %% ../nbs/48_predict.ipynb #660d5fba

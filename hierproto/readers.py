@@ -293,7 +293,7 @@ def to_csv(self:CostMatrix, f=None):
     return _write(df.to_csv(index_label=corner, lineterminator='\n'), f)
 
 # %% ../nbs/01_readers.ipynb #657a6be2
-_TRUE = 'true','truth','actual','target','reference'
+_TRUE = 'true','truth','actual','target','reference','ground truth','ground_truth','y_true'
 
 @patch(cls_method=True)
 def from_csv(cls:CostMatrix, f, warn=True):

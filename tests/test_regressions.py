@@ -4,6 +4,7 @@ from pathlib import Path
 from PIL import Image
 from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, get_image_files, noop, set_seed
 from hierproto.all import *
+from hierproto.audit import Predictions, read_predictions
 from hierproto.compare import Pool, compare
 from hierproto.data.core import tensor_dls
 from hierproto.features import FeatureDS, check_classes, features, keep_classes, picture_table
@@ -505,3 +506,33 @@ def test_a_divisor_other_than_255(pictures):
 def test_names_of_a_frame_that_are_numbers():
     D = pd.DataFrame([[0,1,2],[3,0,4],[5,6,0]], [2,0,1], [2,0,1])
     assert CostMatrix(D, ['0','1','2'], warn=False)[0,1]==D.loc[0,1]==4
+
+
+def test_the_audit_reads_paths_of_folders(tmp_path):
+    "Two classes are called bank; the outermost folder has the name of another class"
+    h = Hierarchy.from_paths([('seats','bank'), ('houses','bank'), ('houses','villa')])
+    (tmp_path/'p.csv').write_text('file,prediction\nvilla/photos/houses/bank/1.jpg,seats/bank\n')
+    p = read_predictions(tmp_path/'p.csv', h)
+    assert p.targets.tolist()==[1] and p.preds.tolist()==[0]
+
+
+def test_lists_with_two_files_for_a_path(tmp_path, monkeypatch):
+    for o in ('.','lists'): write(tmp_path/o/'sub', 1)
+    (tmp_path/'lists'/'l.csv').write_text('file\nsub/0.png\n')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match='use absolute paths'): _given('lists/l.csv')
+    monkeypatch.chdir(tmp_path/'lists')
+    assert _given('l.csv')==[('sub/0.png',None)]
+
+
+def test_answers_that_are_groups_are_no_evidence_for_the_tree():
+    h = Hierarchy.from_paths([(f'g{k//3}',f'c{k}') for k in range(60)])
+    y = torch.arange(41)
+    p = Predictions(y, h, torch.tensor([h.nodes.index((f'g{k//3}',)) for k in range(40)]+[41]))
+    assert 'Too few mistakes (1)' in p.tree_fit(n=50).says
+
+
+def test_costs_whose_first_cell_says_ground_truth(tmp_path):
+    for o in ('ground truth','y_true','True class'):
+        (tmp_path/'c.csv').write_text(f'{o},a,b\na,0,1\nb,2,0\n')
+        assert CostMatrix.from_csv(tmp_path/'c.csv', warn=False)[0,1]==2
