@@ -188,7 +188,7 @@ def _used_loss(loss, mine, of_learner):
     "The `loss` of the method, or the user's own; then arguments `mine` of the method's loss would be lost"
     if 'loss_func' not in of_learner: return loss
     lost = [k for k in ('gamma','weight') if k in mine]
-    if lost: raise TypeError(f"`loss_func` replaces the loss of the method, which {' and '.join(lost)} belong to")
+    if lost: raise TypeError(f"{' and '.join(lost)} would be lost: `loss_func` replaces the loss of the method")
     return loss if 'ignore_index' in mine else of_learner['loss_func']
 
 # %% ../nbs/10_learner.ipynb #133ef302

@@ -284,6 +284,7 @@ def _rule_of(learn, h):
     if isinstance(rule, CRM) and torch.equal(rule.D.cpu(), as_costs(h).to(rule.D.dtype)): return 'crm'
     raise ModelError('this decision rule cannot be saved: use `argmax_rule`, or `CRM` with the costs of the hierarchy')
 
+# %% ../nbs/44_saving.ipynb #4baa77e9
 def _settings_of(learn, model, h, arch, arch_args):
     "The settings of `learn`, with the hierarchy `h` and a copy of its `model`"
     im = _image_settings(learn.dls)

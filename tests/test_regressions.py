@@ -481,7 +481,7 @@ def test_a_custom_loss_and_the_metrics():
         value = learn.validate()[1]
         scores,y = learn.get_preds(act=noop)
     assert value==pytest.approx((scores.argmax(1)!=y)[y!=0].float().mean().item())
-    with pytest.raises(TypeError, match='which weight belong to'):
+    with pytest.raises(TypeError, match='weight would be lost'):
         tiny(loss_func=CrossEntropyLossFlat(), weight=[1.,9,1,1])
 
 
