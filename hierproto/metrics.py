@@ -128,7 +128,7 @@ def _at_k(b, c, k):
 
 # %% ../nbs/05_metrics.ipynb #6f657f08
 def hier_dist_at_k(scores, targets, D, k, ignore_index=None, vocab=None):
-    "Mean cost of the `k` answers with the highest scores, whatever the decision rule; `scores`, `targets`, `D`, `ignore_index`, `vocab` as in `average_cost`"
+    "Mean cost of the `k` highest scores; `scores`, `targets`, `D`, `ignore_index`, `vocab` as in `average_cost`"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _classes(D, vocab), k))
 
 # %% ../nbs/05_metrics.ipynb #475883b8
