@@ -23,6 +23,7 @@ from .rows import write_whole
 from .metrics import *
 from .inference import *
 from .subtree import SubtreeSum
+from .features import find_class
 from .saving import *
 
 # %% ../nbs/45_audit.ipynb #2f93d004
@@ -99,11 +100,10 @@ def csv_table(
             decimal=',' if sep==';' else '.', encoding='utf-8-sig', low_memory=False, names=heads[sep])
 
 # %% ../nbs/45_audit.ipynb #8237f52f
-def _folder_class(file, index):
-    "The class in `index` that the folders of the picture `file` name, alone or as a path, from the innermost outwards"
+def _folder_class(file, names):
+    "The class among `names` that the folders of the picture `file` stand for, else the innermost folder"
     folders = [_name(o) for o in re.split(r'[/\\\\]', str(file))[:-1]]
-    tries = ['/'.join(folders[a:b]) for b in range(len(folders), 0, -1) for a in range(b)]
-    return first(tries, lambda o: o in index) or (folders[-1] if folders else '')
+    return find_class(folders, names) or (folders[-1] if folders else '')
 
 # %% ../nbs/45_audit.ipynb #83c1a4b6
 def _table(f, index):
@@ -111,7 +111,9 @@ def _table(f, index):
     try: df = (_json_table if Path(f).suffix=='.jsonl' else csv_table)(f)
     except (HierarchyError,OSError): raise
     except Exception as e: fail(f'not a table in UTF-8: {str(e).strip()}', f)
-    if 'target' not in df and 'file' in df: df['target'] = [_folder_class(o, index) for o in df['file']]
+    if 'target' not in df and 'file' in df:
+        names = {n: n for n in index}
+        df['target'] = [_folder_class(o, names) for o in df['file']]
     if 'target' not in df: fail(f"no column is called 'target'; there are {quoted(df)}", f)
     if not len(df): fail('there are no predictions below the header', f)
     return df

@@ -75,7 +75,7 @@ def picture_files(
     return files
 
 # %% ../nbs/43_features.ipynb #a375f42a
-def _find_class(folders, index=None):
+def find_class(folders, index=None):
     "The class in the dict `index` that the names `folders`, outermost first, stand for; None if there is none"
     if index is None: return folders[-1] if folders else None
     names = [tidy_name(o) for o in folders]
@@ -111,7 +111,7 @@ def picture_table(
     places = {f: f.relative_to(folder).parts[:-1] for f in picture_files(folder)}
     splits,rows,lost,spare = _divided({o[0] for o in places.values() if o}),[],Counter(),Counter()
     index = h and {n: h.leaves[k] for n,k in h.class_index().items()}
-    classes = {o: _find_class(o[bool(splits):], index) for o in {*places.values()}}
+    classes = {o: find_class(o[bool(splits):], index) for o in {*places.values()}}
     for f,parts in places.items():
         if splits and parts and parts[0] not in splits: spare[parts[0]] += 1
         elif classes[parts] is None: lost['/'.join(parts) or '.'] += 1

@@ -114,7 +114,7 @@ def _image_settings(dls):
     pre = first(o for o in fs if isinstance(o, AffineCoordTfm) and o.size is not None) # batches are resized too
     odd = [type(o).__name__ for o in fs if not (isinstance(o, _known) or getattr(o, 'split_idx', None)==0)]
     if pre and (resize is None or pre.mode!='bilinear' or not pre.align_corners): odd.append('resizing of batches')
-    odd += [f'division by {o.div}' for o in fs if isinstance(o, IntToFloatTensor) and o.div!=255]
+    odd += [f'IntToFloatTensor(div={o.div})' for o in fs if isinstance(o, IntToFloatTensor) and o.div!=255]
     if odd: warnings.warn(f"the saved model does not apply the transforms {', '.join(odd)} of its data")
     stats = (norm.mean,norm.std) if norm else torch.tensor([[0.],[1.]])
     mean,std = (o.flatten().expand(x.shape[1]).tolist() for o in stats)

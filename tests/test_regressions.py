@@ -500,7 +500,7 @@ def test_a_divisor_other_than_255(pictures):
     dls = ImageDataLoaders.from_folder(pictures, valid_pct=.5, seed=0, bs=4, num_workers=0, item_tfms=Resize(32),
                                        batch_tfms=[IntToFloatTensor(div=127.5)])
     learn = hier_learner(dls, 'convnet', Hierarchy.from_paths([*'abc']), 'learnt', m=4, pretrained=False)
-    with pytest.warns(UserWarning, match='division by 127.5'): Predictor.from_learner(learn)
+    with pytest.warns(UserWarning, match='div=127.5'): Predictor.from_learner(learn)
 
 
 def test_names_of_a_frame_that_are_numbers():
