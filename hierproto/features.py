@@ -119,8 +119,8 @@ def picture_table(
         elif classes[parts] is None: lost['/'.join(parts) or '.'] += 1
         else: rows.append((f, classes[parts], splits.get(parts[0])))
     if lost: _strangers(lost, h)
-    inner = {} if splits else {o for parts in places.values() for o in parts if o.casefold() in _SPLITS}-{*(index or ())}
-    if inner: warnings.warn(f'{folder}: not divided by {quoted(sorted(inner))}: '
+    inner = {o for parts in places.values() for o in parts if o.casefold() in _SPLITS} - {*(index or ())}
+    if inner and not splits: warnings.warn(f'{folder}: not divided by {quoted(sorted(inner))}: '
                             'that takes train/ and valid/ or test/ directly in the folder')
     for o,k in spare.items(): warnings.warn(f"{folder}: not used: {o}/ ({_n(k, 'picture')})")
     return pd.DataFrame(rows, columns=['file','label','split'])
