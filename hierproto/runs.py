@@ -6,7 +6,7 @@
 __all__ = ['COLUMNS', 'run_data', 'run_learner', 'results_file', 'run_file', 'check_log', 'train_run', 'extra']
 
 # %% ../nbs/51_runs.ipynb #a9164a6d
-import contextlib, importlib, inspect, json, pickle, platform, random, time, warnings
+import contextlib, importlib, inspect, json, platform, random, time, warnings
 from contextlib import contextmanager
 from functools import lru_cache
 from pkgutil import resolve_name
@@ -175,19 +175,14 @@ def run_learner(
 def _loaders(dls): return [getattr(o, 'dl', o) if type(o).__name__=='DistributedDL' else o for o in dls.loaders]
 
 def _rng_state(dls):
-    name,keys,*rest = np.random.get_state()
-    return dict(py=random.getstate(), np=(name, torch.tensor(keys.astype(np.int64)), *rest),
-                torch=torch.get_rng_state(), cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-                dls=[o.rng.getstate() for o in _loaders(dls)])
+    "All random states, as tensors and numbers: fastai's, and those of the loaders"
+    s = get_random_states()
+    s['numpy_state'] = [o.tolist() if isinstance(o, np.ndarray) else o for o in s['numpy_state']]
+    return dict(common=s, loaders=[o.rng.getstate() for o in _loaders(dls)])
 
-# %% ../nbs/51_runs.ipynb #7475922a
 def _set_rng_state(s, dls):
-    name,keys,*rest = s['np']
-    random.setstate(s['py'])
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(s['torch'])
-    if s['cuda']: torch.cuda.set_rng_state_all(s['cuda'])
-    for o,state in zip(_loaders(dls), s['dls'], strict=True):
+    set_random_states(**s['common'])
+    for o,state in zip(_loaders(dls), s['loaders'], strict=True):
         o.rng = random.Random()
         o.rng.setstate(state)
 
@@ -195,11 +190,11 @@ def _set_rng_state(s, dls):
 _COUNTS = dict(last=lambda e, n: e==n-1, best_of_last_5=lambda e, n: e>=n-5, best_valid=lambda e, n: True)
 
 class _Checkpoint(Callback):
-    "Write a checkpoint to `path` after each epoch, and continue from there"
+    "Write a checkpoint to `path` after each epoch, and continue from there; `h` are the costs"
     order = 60 # after the Recorder
-    def __init__(self, path, report, costs=None):
-        self.path,self.counts,self.costs = Path(path),_COUNTS[report],costs
-        self.state,self.start,self.fresh = dict(epoch=0, history=[], best=None, seconds=0.),time.time(),True
+    def __init__(self, path, report, h):
+        self.path,self.counts,self.h = Path(path),_COUNTS[report],h
+        self.state,self.later = dict(epoch=0, history=[], best=None, seconds=0.),None
     @property
     def bare(self): return getattr(self.model, 'module', self.model)
     def after_epoch(self):
@@ -209,13 +204,24 @@ class _Checkpoint(Callback):
         self.save()
 
 # %% ../nbs/51_runs.ipynb #d70a2ca5
+def _protos(learn):
+    "Prototypes of `learn`; None if it has none"
+    with contextlib.suppress(ValueError): return find_protos(learn.model).protos
+
+def _scale(learn, h):
+    "Optimal scale of the learnt prototypes of `learn` for the costs `h`; None if it has none"
+    protos = _protos(learn)
+    if protos is None or not protos.requires_grad: return None
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return smooth_scale(protos.detach(), costs_for(h, len(protos)).to(protos.device)).item()
+
 @patch
 def note(self:_Checkpoint):
     "Add the epoch to the history"
-    protos = None if self.costs is None else find_protos(self.bare).protos.detach()
-    scale = None if protos is None else smooth_scale(protos, self.costs.to(protos.device)).item()
     values = dict(zip(['train_loss','valid_loss','er','ahc'], map(float, self.recorder.values[-1])))
-    self.state['history'].append(dict(epoch=self.epoch, lr=self.opt.hypers[0]['lr'], **values, scale=scale))
+    self.state['history'].append(dict(epoch=self.epoch, lr=self.opt.hypers[0]['lr'], **values,
+                                      scale=_scale(self.learn, self.h)))
 
 # %% ../nbs/51_runs.ipynb #75dcade9
 @patch
@@ -244,13 +250,13 @@ def _from_first(o):
 @patch
 def save(self:_Checkpoint):
     "Write the state after this epoch"
-    rng,now = _gather(_rng_state(self.dls)),time.time()
-    self.state.update(epoch=self.epoch+1, seconds=self.state['seconds']+now-self.start)
-    self.start = now
+    self.rng = _rng_state(self.dls)
+    everyone = _gather(self.rng)
+    self.state.update(epoch=self.epoch+1, seconds=self.state['seconds']+time.time()-self.start)
     if rank_distrib(): return
     scaler = getattr(getattr(self.learn, 'mixed_precision', None), 'scaler', None)
     smooth = [float(ifnone(o, 0.)) for o in (self.recorder.smooth_loss.count, self.recorder.smooth_loss.val)]
-    full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), rng=rng,
+    full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), rng=everyone,
                 scaler=scaler and scaler.state_dict())
     write_whole(self.path, lambda f: torch.save(full, f))
 
@@ -258,10 +264,10 @@ def save(self:_Checkpoint):
 @patch
 def load(self:_Checkpoint):
     "Load model and optimiser from `path`, if it exists; returns the first epoch to train"
-    self.later,self.rng = None,_rng_state(self.dls)
+    self.rng = _rng_state(self.dls)
     if not self.path.exists(): return 0
     try: self.later = torch.load(self.path, map_location='cpu', weights_only=True)
-    except (OSError,RuntimeError,EOFError,ValueError,pickle.UnpicklingError) as e:
+    except Exception as e:
         raise RecipeError(f'{self.path} is damaged ({type(e).__name__}): remove it to start the run again') from None
     self.rng,self.state = self.later['rng'][rank_distrib()],{k: self.later[k] for k in self.state}
     self.learn.model.load_state_dict(self.later['model'])
@@ -272,15 +278,15 @@ def load(self:_Checkpoint):
 # %% ../nbs/51_runs.ipynb #36c30ef5
 @patch
 def before_train(self:_Checkpoint):
-    "Set random state, step and loss right before the first batch"
-    if not self.fresh: return
-    self.fresh,self.start = False,time.time()
+    "Continue with the random numbers of the last epoch and, after an interruption, its step and loss"
+    self.start = time.time()
     _set_rng_state(self.rng, self.dls)
     if self.later is None: return
     self.learn.train_iter = self.epoch*len(self.dls.train)
     smooth = self.recorder.smooth_loss
     smooth.count,smooth.val = self.later['smooth'][0],tensor(self.later['smooth'][1])
     if self.later['scaler']: self.learn.mixed_precision.scaler.load_state_dict(self.later['scaler'])
+    self.later = None
 
 # %% ../nbs/51_runs.ipynb #e8f3327f
 @contextmanager
@@ -288,9 +294,9 @@ def _quiet(learn):
     with learn.no_bar(), learn.no_logging(): yield
 
 # %% ../nbs/51_runs.ipynb #3ea0c7b2
-def _fit(r, learn, path, costs=None, bar=False):
+def _fit(r, learn, path, h, bar=False):
     "Train `learn` to the end, from the checkpoint at `path` if there is one; returns the checkpoint's state"
-    ckpt = _Checkpoint(path, r['report'], costs)
+    ckpt = _Checkpoint(path, r['report'], h)
     learn.add_cb(ckpt)
     learn.create_opt()
     begin = ckpt.load()
@@ -341,11 +347,6 @@ def results_file(r, out='results'):
 def run_file(r, out, suffix):
     "The file of the run `r` in `out` that ends in `suffix`"
     return results_file(r, out).with_suffix('')/f"{r['run_id']}.{suffix}"
-
-# %% ../nbs/51_runs.ipynb #6ac158c6
-def _protos(learn):
-    "Prototypes of `learn`; None if it has none"
-    with contextlib.suppress(ValueError): return find_protos(learn.model).protos
 
 # %% ../nbs/51_runs.ipynb #ecd33997
 def _row(r, learn, h, state, res):
@@ -413,15 +414,6 @@ def _set_up(r, learn):
     if device=='cpu': cpu_distrib()
     with learn.distrib_ctx(sync_bn=device!='cpu', cpu=device=='cpu'): yield
 
-# %% ../nbs/51_runs.ipynb #098d0ecf
-def _scale_costs(learn, h):
-    "Costs between the learnt prototypes of `learn`; None if it has none"
-    protos = _protos(learn)
-    if protos is None or not protos.requires_grad: return
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        return costs_for(h, len(protos))
-
 # %% ../nbs/51_runs.ipynb #bf1ca7f9
 def _same_training(r, recipes):
     "Those of `recipes` that train as `r` does and differ in the decision rule"
@@ -472,7 +464,7 @@ def train_run(
     dls,h = run_data(r)
     learn = run_learner(r, dls, h, cbs)
     with _logged(log, r, out) as logs, learn.added_cbs(logs), _set_up(r, learn):
-        state = _fit(r, learn, run_file(r, out, 'ckpt'), _scale_costs(learn, h), bar)
+        state = _fit(r, learn, run_file(r, out, 'ckpt'), h, bar)
     learn.model.load_state_dict(_from_first(state['best']['model']))
     for o in [*_same_training(r, also), r]:
         learn.rule = get_method(o['method']).decide(learn.hierarchy)
