@@ -6,10 +6,11 @@
 __all__ = ['take', 'main']
 
 # %% ../nbs/55_bench.ipynb #1fd0602f
-import ctypes, gc, io, json, subprocess, sys, tempfile, time
+import ctypes, gc, io, subprocess, sys, tempfile, time
 from collections import namedtuple
 from contextlib import redirect_stdout, suppress
 from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 from torch import nn
@@ -34,7 +35,6 @@ from .rows import commit
 def _seconds(f):
     start = time.perf_counter()
     f()
-    if torch.cuda.is_available(): torch.cuda.synchronize()
     return time.perf_counter() - start
 
 # %% ../nbs/55_bench.ipynb #db94fb07
@@ -227,9 +227,7 @@ def main(
     if not todo: raise ValueError(f"unknown measure {only!r}; choose from {', '.join(_MEASURES)}")
     out = Path(out)
     for i,(n,s) in enumerate(todo, 1):
-        code = f'from hierproto.bench import *; import json; print(json.dumps(take({n!r}, {s!r}, {rounds or None})))'
-        res = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True, check=True)
-        new = pd.DataFrame([json.loads(res.stdout.splitlines()[-1])])
+        with get_context('spawn').Pool(1) as pool: new = pd.DataFrame([pool.apply(take, (n, s, rounds or None))])
         pd.concat([_rows(out), new]).drop_duplicates(_KEY, keep='last').to_csv(out, index=False)
         r = new.iloc[0]
         print(f"{i}/{len(todo)} {n} {r['size']}: {r.ratio:.3g}, goal {r.goal:g}, {r.verdict}", flush=True)

@@ -270,15 +270,14 @@ def settings(
 
 # %% ../nbs/50_recipes.ipynb #6ac74c69
 def parse_methods(
-    methods, # names in `METHODS` or `GROUPS`, separated by commas; arguments after colons
-    without=() # names to leave out
+    methods # names in `METHODS` or `GROUPS`, separated by commas; arguments after colons
 ):
     "Pairs of method and overrides"
     parts = dict.fromkeys(o for m in methods.split(',') for o in GROUPS.get(m, [m]))
     pairs = [(m.split(':')[0], settings(','.join(m.split(':')[1:]))) for m in parts]
     if not all(m.strip() for m,_ in pairs):
         raise RecipeError(f'methods {methods!r} has an empty name: separate names with one comma, as in hxe,gp_disto')
-    return [o for o in pairs if o[0] not in without]
+    return pairs
 
 # %% ../nbs/50_recipes.ipynb #f78c2b5b
 def sweep_recipes(
@@ -294,7 +293,7 @@ def sweep_recipes(
     folds = RECIPES[data]['runs'][0] if base['repeat']=='fold' else 1
     return [resolve(data, m, seed=i//folds, fold=i%folds, fraction=f, **{**kwargs, **o})
             for i in range(seeds or kwargs.get('runs') or base['runs']) for f in fractions
-            for m,o in parse_methods(methods, base.get('without', ()))]
+            for m,o in parse_methods(methods) if m not in base.get('without', ())]
 
 # %% ../nbs/50_recipes.ipynb #355a3330
 _BY_DEFAULT = {bool: _FIELDS['crm'], int: ('a number', _number), float: ('a number', _number),

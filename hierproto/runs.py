@@ -239,13 +239,6 @@ def _gather(o):
     if num_distrib()>1: torch.distributed.all_gather_object(res, o)
     return res
 
-# %% ../nbs/51_runs.ipynb #911ad17f
-def _from_first(o):
-    "The object `o` of the first process"
-    res = [o]
-    if num_distrib()>1: torch.distributed.broadcast_object_list(res)
-    return res[0]
-
 # %% ../nbs/51_runs.ipynb #a7199c89
 @patch
 def save(self:_Checkpoint):
@@ -312,9 +305,8 @@ class _KeepLabels(Callback):
     def __init__(self, rule=argmax_rule): self.rule = rule
     def before_validate(self): self.parts = []
     def after_batch(self):
-        n = n_real(self.dl, len(self.pred))
         small = torch.uint8 if self.pred.shape[1]<255 else torch.int16
-        both = self.rule(self.pred[:n].detach()),self.y[:n]
+        both = self.rule(self.pred.detach()),self.y
         self.parts.append([o.to(small).as_subclass(Tensor).cpu() for o in both])
     @property
     def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
@@ -465,7 +457,7 @@ def train_run(
     learn = run_learner(r, dls, h, cbs)
     with _logged(log, r, out) as logs, learn.added_cbs(logs), _set_up(r, learn):
         state = _fit(r, learn, run_file(r, out, 'ckpt'), h, bar)
-    learn.model.load_state_dict(_from_first(state['best']['model']))
+    learn.model.load_state_dict(_gather(state['best']['model'])[0]) # buffers may differ between processes
     for o in [*_same_training(r, also), r]:
         learn.rule = get_method(o['method']).decide(learn.hierarchy)
         _write(o, out, learn, h, state, preds, facts)
