@@ -6,7 +6,7 @@
 __all__ = ['claim', 'run_claimed', 'run_sweep', 'show_sweep', 'prepare', 'ray_sweep', 'check_options', 'train', 'sweep']
 
 # %% ../nbs/52_experiments.ipynb #bc0f0a58
-import contextlib, ctypes, os, sys, time, traceback
+import contextlib, ctypes, sys, time, traceback
 from filelock import FileLock, Timeout
 from fastai.basics import *
 from .callbacks import NotFinite
@@ -51,6 +51,7 @@ def _try_run(r, out, **kwargs):
         with contextlib.suppress(PermissionError): # Windows removes it with the lock
             run_file(r, out, 'claim').unlink(missing_ok=True)
 
+# %% ../nbs/52_experiments.ipynb #62b3f137
 def run_claimed(
     r,             # a resolved recipe
     out='results', # folder of the results

@@ -6,7 +6,7 @@
 __all__ = ['COLUMNS', 'run_data', 'run_learner', 'results_file', 'run_file', 'check_log', 'train_run', 'extra']
 
 # %% ../nbs/51_runs.ipynb #a9164a6d
-import contextlib, importlib, inspect, json, platform, random, time, warnings
+import contextlib, inspect, json, platform, random, time, warnings
 from contextlib import contextmanager
 from functools import lru_cache
 from pkgutil import resolve_name
@@ -18,7 +18,7 @@ from .distortion import *
 from .prototypes import *
 from .metrics import *
 from .callbacks import *
-from .inference import argmax_rule, expected_cost
+from .inference import expected_cost
 from .body import ARCHS, arch_func, embedder, preprocessing
 from .data.core import extra, hold_out, take_fraction, tensor_dls
 from .features import FeatureDS, features
@@ -56,8 +56,7 @@ def _sample(dl, n, seed=0):
 def _load_data(r, f, **kwargs):
     "Loaders and hierarchy from the real data, or from a toy in tier smoke"
     if r['tier']!='smoke' or r['data'] not in TOYS: return f(**kwargs)
-    module = importlib.import_module(f"hierproto.data.{r['data']}")
-    here = getattr(module, f"{r['data']}_here", lambda: True) # what is not here would be downloaded
+    here = getattr(resolve_name(f"hierproto.data.{r['data']}"), f"{r['data']}_here", lambda: True) # what is not here would be downloaded
     with contextlib.suppress(FileNotFoundError):
         if here(): return f(**kwargs)
     return f(source=toy_data(r['data']), **kwargs)
@@ -82,14 +81,12 @@ def _frozen_data(r):
     return dls,align_costs(r['hierarchy'], vocab, subset=True)
 
 # %% ../nbs/51_runs.ipynb #e18f6fcc
-_ASKED = 'bs fold fraction size min_samples num_workers holdout protocol normalize augment frozen pretrained'.split()
-
 def _pictures(r):
     "`dls, hierarchy` of a run on the data itself"
     f = resolve_name(f"hierproto.data.{r['data']}:{r['data']}")
-    asked,prep = {k: r[k] for k in _ASKED if k in r},preprocessing(r['arch'])
-    if prep: asked['stats'] = prep['mean'],prep['std']
-    args = _accepted(f, **asked)
+    prep = preprocessing(r['arch'])
+    stats = dict(stats=(prep['mean'], prep['std'])) if prep else {}
+    args = _accepted(f, **{k: v for k,v in r.items() if k not in ('seed','hierarchy')}, **stats)
     for k in ('holdout','augment'):
         if k in r and k not in args: raise RecipeError(f"{r['data']} has no {k}: remove `{k}`")
     own = 'fraction' in args # such data sets keep the shares of the classes
@@ -216,6 +213,7 @@ def _scale(learn, h):
         warnings.simplefilter('ignore')
         return smooth_scale(protos.detach(), costs_for(h, len(protos)).to(protos.device)).item()
 
+# %% ../nbs/51_runs.ipynb #dabaac75
 @patch
 def note(self:_Checkpoint):
     "Add the epoch to the history"
@@ -300,13 +298,12 @@ def _fit(r, learn, path, h, bar=False):
 
 # %% ../nbs/51_runs.ipynb #1fc69ba1
 class _KeepLabels(Callback):
-    "Collect predicted and true labels of a validation"
+    "Collect true labels and those that the decision rule predicts, in a validation"
     run_train = False
-    def __init__(self, rule=argmax_rule): self.rule = rule
     def before_validate(self): self.parts = []
     def after_batch(self):
         small = torch.uint8 if self.pred.shape[1]<255 else torch.int16
-        both = self.rule(self.pred.detach()),self.y
+        both = self.learn.rule(self.pred.detach()),self.y
         self.parts.append([o.to(small).as_subclass(Tensor).cpu() for o in both])
     @property
     def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
@@ -318,7 +315,7 @@ def _test_dl(learn): return learn.dls.loaders[1:3][-1] # the validation set, if 
 
 def _measure(learn, h, ignore_index=None):
     "All metrics on the test set, and the labels"
-    dl,keep = _test_dl(learn),_KeepLabels(getattr(learn, 'rule', argmax_rule))
+    dl,keep = _test_dl(learn),_KeepLabels()
     learn.metrics = hier_metrics(h, 'all', ignore_index=ignore_index)
     with _quiet(learn): loss,*values = learn.validate(dl=dl, cbs=keep)
     res = {_SHORT.get(m.name, m.name): v for m,v in zip(learn.metrics, values, strict=True)}
