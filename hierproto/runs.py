@@ -354,7 +354,8 @@ def _row(r, learn, h, state, res):
 def _tidy(r, out):
     "Remove checkpoint and temporary files of the finished run `r`; returns its row"
     for f in run_file(r, out, 'x').parent.glob(f"{r['run_id']}.*"):
-        if f.suffix in ('.ckpt','.part','.claim'): f.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError): # Windows does not remove a claim that is held
+            if f.suffix in ('.ckpt','.part','.claim'): f.unlink(missing_ok=True)
     df = read_rows(results_file(r, out))
     return df[df.run_id==r['run_id']].iloc[0].to_dict()
 
