@@ -56,7 +56,8 @@ def _sample(dl, n, seed=0):
 def _load_data(r, f, **kwargs):
     "Loaders and hierarchy from the real data, or from a toy in tier smoke"
     if r['tier']!='smoke' or r['data'] not in TOYS: return f(**kwargs)
-    here = getattr(resolve_name(f"hierproto.data.{r['data']}"), f"{r['data']}_here", lambda: True) # what is not here would be downloaded
+    module = resolve_name(f"hierproto.data.{r['data']}")
+    here = getattr(module, f"{r['data']}_here", lambda: True) # what is not here would be downloaded
     with contextlib.suppress(FileNotFoundError):
         if here(): return f(**kwargs)
     return f(source=toy_data(r['data']), **kwargs)
@@ -237,6 +238,12 @@ def _gather(o):
     if num_distrib()>1: torch.distributed.all_gather_object(res, o)
     return res
 
+def _from_first(o):
+    "The object `o` of the first process"
+    res = [o]
+    if num_distrib()>1: torch.distributed.broadcast_object_list(res)
+    return res[0]
+
 # %% ../nbs/51_runs.ipynb #a7199c89
 @patch
 def save(self:_Checkpoint):
@@ -247,7 +254,7 @@ def save(self:_Checkpoint):
     if rank_distrib(): return
     scaler = getattr(getattr(self.learn, 'mixed_precision', None), 'scaler', None)
     smooth = [float(ifnone(o, 0.)) for o in (self.recorder.smooth_loss.count, self.recorder.smooth_loss.val)]
-    full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), rng=everyone,
+    full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), random=everyone,
                 scaler=scaler and scaler.state_dict())
     write_whole(self.path, lambda f: torch.save(full, f))
 
@@ -257,10 +264,12 @@ def load(self:_Checkpoint):
     "Load model and optimiser from `path`, if it exists; returns the first epoch to train"
     self.rng = _rng_state(self.dls)
     if not self.path.exists(): return 0
-    try: self.later = torch.load(self.path, map_location='cpu', weights_only=True)
+    try:
+        self.later = torch.load(self.path, map_location='cpu', weights_only=True)
+        self.rng,self.state = self.later['random'][rank_distrib()],{k: self.later[k] for k in self.state}
     except Exception as e:
-        raise RecipeError(f'{self.path} is damaged ({type(e).__name__}): remove it to start the run again') from None
-    self.rng,self.state = self.later['rng'][rank_distrib()],{k: self.later[k] for k in self.state}
+        why = f'damaged, or from another version ({type(e).__name__})'
+        raise RecipeError(f'{self.path} is {why}: remove it to start the run again') from None
     self.learn.model.load_state_dict(self.later['model'])
     self.learn.model.to(ifnone(self.dls.device, default_device())) # the state of the optimiser goes where the model is
     self.learn.opt.load_state_dict(self.later['opt'])
@@ -455,7 +464,7 @@ def train_run(
     learn = run_learner(r, dls, h, cbs)
     with _logged(log, r, out) as logs, learn.added_cbs(logs), _set_up(r, learn):
         state = _fit(r, learn, run_file(r, out, 'ckpt'), h, bar)
-    learn.model.load_state_dict(_gather(state['best']['model'])[0]) # buffers may differ between processes
+    learn.model.load_state_dict(_from_first(state['best']['model'])) # buffers may differ between processes
     for o in [*_same_training(r, also), r]:
         learn.rule = get_method(o['method']).decide(learn.hierarchy)
         _write(o, out, learn, h, state, preds, facts)
