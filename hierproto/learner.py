@@ -127,41 +127,25 @@ def add_norm(
 
 # %% ../nbs/10_learner.ipynb #1dfb5a49
 def _example(dls):
-    "Two samples of the inputs, and whether targets have the shape `(B, 1)`"
+    "Two samples of the inputs"
     b = dls.one_batch()
     n = getattr(dls, 'n_inp', max(1, len(b)-1))
-    x = tuple(to_cpu(t[:2]).as_subclass(Tensor) for o in b[:n] for t in tuplify(o))
-    return x,any(o.shape[1:]==(1,) for o in b[n:] if isinstance(o, Tensor))
-
-# %% ../nbs/10_learner.ipynb #41d46cc4
-class _ManyInputs(nn.Sequential):
-    "`nn.Sequential` whose first module takes all inputs"
-    def forward(self, *xs):
-        for i,f in enumerate(self): xs = f(*xs) if i==0 else f(xs)
-        return xs
-
-# %% ../nbs/10_learner.ipynb #8835fbaa
-class _FlatTargets(Callback):
-    "Targets of shape `(B,)` instead of `(B, 1)`"
-    def before_batch(self): self.learn.yb = tuple(o.flatten() for o in self.yb)
+    return tuple(to_cpu(t[:2]).as_subclass(Tensor) for o in b[:n] for t in tuplify(o))
 
 # %% ../nbs/10_learner.ipynb #294e44dd
 def _take(kwargs, names): return {k: kwargs.pop(k) for k in [*kwargs] if k in names}
 
 # %% ../nbs/10_learner.ipynb #68a276aa
-def _model(arch, head, m, x, pretrained, weights, n_in=None, **kwargs):
+def _model(arch, head, m, x, n_in=None, **kwargs):
     "Body of `arch` with a projection to `m` dimensions, followed by `head`"
-    body = embedder(arch, m, n_in=n_in or x[0].shape[1], x=x, pretrained=pretrained, weights=weights, **kwargs)
-    if len(x)==1: return nn.Sequential(body, head)
-    many = _ManyInputs(*body)
-    many.arch = body.arch
-    return _ManyInputs(many, head)
+    body = embedder(arch, m, n_in or x[0].shape[1], x=x, **kwargs)
+    return nn.Sequential(body, head) if len(x)==1 else Embedder(body, head)
 
 # %% ../nbs/10_learner.ipynb #405dbd15
-def _callbacks(meth, flat, proto_lr, proto_wd):
+def _callbacks(meth, proto_lr, proto_wd):
     "Callbacks for any training with `meth`"
     rates = proto_lr!=1 or proto_wd is not None
-    return [SoundCheck()] + [ProtoWatch()]*meth.protos + [ProtoRates(proto_lr, proto_wd)]*rates + [_FlatTargets()]*flat
+    return [SoundCheck()] + [ProtoWatch()]*meth.protos + [ProtoRates(proto_lr, proto_wd)]*rates
 
 # %% ../nbs/10_learner.ipynb #cbfff622
 def _decode(rule, preds):
@@ -181,7 +165,7 @@ def use_rule(
     elif hasattr(loss, 'decodes'): loss.decodes = partial(_decode, rule)
 
 # %% ../nbs/10_learner.ipynb #554da8f8
-_of_body = 'n_in cut nf pool norm project'.split()
+_of_body = 'n_in nf pool norm project'.split()
 _of_learner = [*inspect.signature(Learner.__init__).parameters]
 
 def _used_loss(loss, mine, of_learner):
@@ -204,25 +188,24 @@ def hier_learner(
     proto_lr=1., # factor to the learning rate of prototypes
     proto_wd=None, # weight decay of prototypes; None for that of the weights
     cbs=None, # further callbacks
-    **kwargs # of the method, of `embedder` (`n_in`, `cut`, `nf`, `pool`, `norm`, `project`) and of `Learner`
+    **kwargs # of the method, of `embedder` (`n_in`, `nf`, `pool`, `norm`, `project`) and of `Learner`
 ):
     "A `Learner` for any of `METHODS`"
     if not isinstance(pretrained, bool): pretrained,weights = False,pretrained
-    meth,h,f,(x,flat) = get_method(method),align_costs(h, dls),arch_func(arch),_example(dls)
+    meth,h,f,x = get_method(method),align_costs(h, dls),arch_func(arch),_example(dls)
     mine,of_body,of_learner = (_take(kwargs, o) for o in (meth.defaults, _of_body, _of_learner))
     head,loss,own = meth(h, m, **mine, **kwargs) # refuses what is left over
     used = _used_loss(loss, mine, of_learner)
     pretrained = pretrained and weights is None and has_weights(f)
-    model = _model(f, head, m, x, pretrained, weights, **of_body)
+    model = _model(f, head, m, x, pretrained=pretrained, weights=weights, **of_body)
     published = pretrained or weights is not None or isinstance(f, nn.Module)
     if normalize and published: add_norm(dls, preprocessing(model[0] if isinstance(f, str) else f))
     usual = dict(loss_func=loss, metrics=hier_metrics(h, ignore_index=getattr(used, 'ignore_index', None)),
                  splitter=partial(_split, split=model_meta.get(f, {}).get('split', default_split)))
-    cbs = [*own, *_callbacks(meth, flat, proto_lr, proto_wd), *L(cbs)]
+    cbs = [*own, *_callbacks(meth, proto_lr, proto_wd), *L(cbs)]
     learn = Learner(dls, model, cbs=cbs, **{**usual, **of_learner})
     learn.hierarchy,learn.method = h,method if isinstance(method, str) else None
     use_rule(learn, meth.decide(h))
-    learn.arch = arch if isinstance(arch, str) else getattr(arch, '__name__', None)
     if pretrained or weights is not None: learn.freeze()
     return learn
 
@@ -247,12 +230,11 @@ class HierInterpretation(ClassificationInterpretation):
         learn, # a `Learner`
         dl, # the `DataLoader` to interpret
         losses, # of each sample
-        act=None, # activation, if not that of the loss
-        D=None, # a `Hierarchy` or costs, in the order of the classes
-        targs=None, # true classes
-        decoded=None # predicted classes
+        D, # a `Hierarchy` or costs, in the order of the classes
+        targs, # true classes
+        decoded # predicted classes
     ):
-        store_attr()
+        store_attr(act=None)
         self.costs = as_costs(D).cpu()
         vocab = getattr(dl, 'vocab', None) or getattr(D, 'leaves', range(len(self.costs)))
         self.vocab = vocab[-1] if is_listy(vocab[0]) else vocab # text data has the pair (tokens, classes)
@@ -265,20 +247,18 @@ def from_learner(cls:HierInterpretation,
     learn, # any `Learner`
     D=None, # costs, aligned by name; `learn.hierarchy` by default
     ds_idx=1, # which of `learn.dls`, if `dl` is not given
-    dl=None, # `DataLoader` to interpret
-    act=None # activation, if not that of the loss
+    dl=None # `DataLoader` to interpret
 ):
     "Predict all of `dl` and weigh the mistakes by `D`"
     D = align_costs(ifnone(D, getattr(learn, 'hierarchy', None)), learn.dls)
     if D is None: raise HierarchyError("the costs of mistakes are unknown: pass a hierarchy or costs as `D`")
     dl = ifnone(dl, learn.dls[ds_idx].new(shuffle=False, drop_last=False))
-    rule = getattr(learn, 'rule', None)
-    use = act if rule is None else noop # a rule decides from scores
-    scores,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=use)
-    if rule is not None: decoded = rule(scores)
+    act = noop if hasattr(learn, 'rule') else None # a rule decides from scores
+    scores,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=act)
+    if hasattr(learn, 'rule'): decoded = learn.rule(scores)
     targs = targs.as_subclass(Tensor).long()
     if targs.shape[1:]==(1,): targs = targs[:,0] # tables
-    return cls(learn, dl, losses, act, D, targs, decoded.as_subclass(Tensor))
+    return cls(learn, dl, losses, D, targs, decoded.as_subclass(Tensor))
 
 # %% ../nbs/10_learner.ipynb #e18a1cec
 @patch
