@@ -135,7 +135,6 @@ def _example(dls):
 # %% ../nbs/10_learner.ipynb #294e44dd
 def _take(kwargs, names): return {k: kwargs.pop(k) for k in [*kwargs] if k in names}
 
-# %% ../nbs/10_learner.ipynb #68a276aa
 def _model(arch, head, m, x, n_in=None, **kwargs):
     "Body of `arch` with a projection to `m` dimensions, followed by `head`"
     body = embedder(arch, m, n_in or x[0].shape[1], x=x, **kwargs)
