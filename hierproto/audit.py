@@ -96,8 +96,9 @@ def csv_table(
         if n>1: fail(f'two columns are called {c!r}', f)
     with warnings.catch_warnings():
         warnings.simplefilter('error', pd.errors.ParserWarning)
-        return pd.read_csv(f, sep=sep, header=0, index_col=False, dtype={k: str for k in _text}, keep_default_na=False,
-            decimal=',' if sep==';' else '.', encoding='utf-8-sig', low_memory=False, names=heads[sep])
+        return pd.read_csv(f, sep=sep, header=0, index_col=False, dtype=dict(target=str, prediction=str),
+            converters=dict(file=_bare), keep_default_na=False, decimal=',' if sep==';' else '.', encoding='utf-8-sig',
+            low_memory=False, names=heads[sep])
 
 # %% ../nbs/45_audit.ipynb #8237f52f
 def _folder_class(file, names):
@@ -167,7 +168,7 @@ def read_predictions(
     extra = [c for c in df if c not in (*_text, *cols)]
     preds = _labels(df.prediction, _answer_index(h), h, f) if 'prediction' in df else None
     notes = [f"{Path(f).name}: columns not used: {', '.join(map(repr, extra[:8]))}"] if extra else []
-    files = [*map(_bare, df['file'])] if 'file' in df else None
+    files = [*df['file']] if 'file' in df else None
     probs = _probs(df, cols, f, scores) if cols else None
     return Predictions(_labels(df.target, index, h, f), h, preds, probs, files, notes)
 
@@ -386,8 +387,8 @@ def audit(
     t,fit = p.table(),shuffles>0 and p.tree_fit(shuffles, seed)
     text = [f'{len(p):,} samples of {len(p.h)} classes\n', t.to_string(float_format=_number), '']
     if fit: text.append(fit.says)
-    print(plain('\n'.join(text + [f'Note: {o}' for o in p.notes])))
     write_text(out/'table.csv', t)
     write_text(out/'mistakes.csv', p.costly(100, 0).drop(columns='examples', errors='ignore'))
     write_text(out/'report.html', html_report(p, f'Audit of {Path(predictions).name}', t, fit))
-    print(plain(f"\nReport: {out/'report.html'}"))
+    notes = [f'Note: {o}' for o in p.notes]
+    print(plain('\n'.join([*text, *notes, f"\nReport: {out/'report.html'}"])))

@@ -186,10 +186,10 @@ def t_interval(
     "Mean of `d`, ends of its interval, and p-value of no difference, by the corrected resampled t-test"
     d = np.asarray(d, dtype=float)
     mean,n = d.mean(),len(d)
-    if n < 2: return mean, -np.inf, np.inf, 1.
+    if n < 2 or (mean and np.allclose(d, mean)): return mean, -np.inf, np.inf, 1. # nothing to estimate a spread from
     se = d.std(ddof=1)*math.sqrt(1/n + ratio)
     half = stats.t.ppf((1+level)/2, n-1)*se
-    p = 2*stats.t.sf(abs(mean)/se, n-1) if se > 0 else float(mean==0 or not np.isfinite(se))
+    p = 2*stats.t.sf(abs(mean)/se, n-1) if se > 0 else 1.
     return mean, mean-half, mean+half, p
 
 # %% ../nbs/47_compare.ipynb #1328ac2f
@@ -543,7 +543,8 @@ def compare_folder(
     "Compare methods on a folder of images: every method on features of a pretrained network, with intervals"
     check_ranges(locals(), _RANGES, ('size','hidden','jobs'))
     make_body(arch) # an unknown architecture is an error before any work
-    names,h = _method_names(methods),read_hierarchy(classes)
+    h = read_hierarchy(classes)
+    names = _names(_method_names(methods), h)
     Path(out).mkdir(parents=True, exist_ok=True)
     t,show = picture_table(images, h),sys.stdout.isatty()
     sub,official = check_classes(t, h, subset, _LEAST),t.split.notna().all()

@@ -142,7 +142,11 @@ def keep_classes(
 ):
     "The rows of the table `t` whose class is in `h`, under the names of `h`"
     index = h.class_index() # a name with its path may be the only one of its kind in a smaller tree
-    t = t[t.label.isin(index)].reset_index(drop=True)
+    known = t.label.isin(index)
+    if not known.all():
+        lost,names = _n(sum(~known), 'picture'),quoted(t.label[~known].unique())
+        warnings.warn(f'not used: {lost} of {names}, which have no pictures to learn from')
+    t = t[known].reset_index(drop=True)
     return t.assign(label=[h.leaves[index[o]] for o in t.label])
 
 # %% ../nbs/43_features.ipynb #065c27ff

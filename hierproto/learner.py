@@ -154,8 +154,10 @@ def use_rule(
 ):
     "Let `learn` decide by `rule` in metrics, predictions and interpretation"
     learn.rule,loss = rule,learn.loss_func
-    if rule is argmax_rule: getattr(loss, '__dict__', {}).pop('decodes', None) # the usual one
-    elif hasattr(loss, 'decodes'): loss.decodes = partial(_decode, rule)
+    if not hasattr(loss, 'decodes') or (rule is argmax_rule and 'decodes' not in vars(loss)): return
+    loss = learn.loss_func = copy(loss) # other learners may use it too
+    if rule is argmax_rule: del loss.decodes # back to the usual one
+    else: loss.decodes = partial(_decode, rule)
 
 # %% ../nbs/10_learner.ipynb #554da8f8
 _of_body = 'n_in nf pool norm project'.split()

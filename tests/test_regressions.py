@@ -4,8 +4,8 @@ from pathlib import Path
 from PIL import Image
 from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, get_image_files, noop, set_seed
 from hierproto.all import *
-from hierproto.audit import Predictions, read_predictions
-from hierproto.compare import Pool, compare
+from hierproto.audit import Predictions, read_predictions, write_text
+from hierproto.compare import Comparison, Pool, compare, compare_folder
 from hierproto.data.core import tensor_dls
 from hierproto.features import FeatureDS, check_classes, features, keep_classes, picture_table
 from hierproto.fit import fit
@@ -536,3 +536,56 @@ def test_costs_whose_first_cell_says_ground_truth(tmp_path):
     for o in ('ground truth','y_true','True class'):
         (tmp_path/'c.csv').write_text(f'{o},a,b\na,0,1\nb,2,0\n')
         assert CostMatrix.from_csv(tmp_path/'c.csv', warn=False)[0,1]==2
+
+
+def test_labels_without_names_and_classes_called_by_numbers():
+    "Leaf '1' comes first in this tree; a label 1 means it all the same"
+    h = Hierarchy.from_paths([('odd','1'), ('even','0'), ('even','2')])
+    dls = tensor_dls((torch.rand(12, 4), torch.arange(3).repeat(4)), (torch.rand(3, 4), torch.arange(3)), None, bs=6)
+    learn = hier_learner(dls, torch.nn.Identity(), h, 'learnt', m=4, pretrained=False)
+    assert learn.hierarchy.leaves==['0','1','2']
+
+
+def test_two_learners_with_one_loss():
+    "The decision rule of the second must not become that of the first"
+    h,loss = Hierarchy.from_paths([('g','a'), ('g','b'), ('c',)]),DataLoss()
+    x,y = torch.rand(12, 4),torch.arange(3).repeat(4)
+    dls = tensor_dls((x,y), (x[:3],y[:3]), h.leaves, bs=6)
+    make = lambda method: hier_learner(dls, torch.nn.Identity(), h, method, m=4, pretrained=False, loss_func=loss)
+    scores = torch.tensor([[.33,.32,.35]]).log()
+    for first,second in (('cross_entropy','cross_entropy_crm'), ('cross_entropy_crm','cross_entropy')):
+        learners = {o: make(o) for o in (first,second)}
+        answers = {o: learners[o].loss_func.decodes(scores).item() for o in learners}
+        assert answers==dict(cross_entropy=2, cross_entropy_crm=0)
+
+
+def test_equal_differences_are_no_evidence():
+    "Two seeds with one mistake less out of few: the spread is unknown"
+    rows = [dict(method=m, rule='argmax', seed=s, er=e, ahc=e, severity=1., top5_cost=1., nll=1., ece=0., n_train=20,
+                 n_test=10) for s in (0,1) for m,e in (('cross_entropy',.3), ('gp_disto',.2))]
+    res = Comparison(pd.DataFrame(rows))
+    assert res.winner==('cross_entropy','argmax') and 'No difference that matters' in res.advice()
+
+
+def test_validation_pictures_of_a_class_without_training_pictures_are_counted(tmp_path):
+    for o in ('train/a','train/b','test/a','test/b','test/c'): write(tmp_path/'images'/o)
+    (tmp_path/'classes.csv').write_text('class\na\nb\nc\n')
+    with pytest.warns(UserWarning, match="not used: 6 pictures of 'c', which have no pictures to learn from"):
+        fit(str(tmp_path/'images'), str(tmp_path/'classes.csv'), str(tmp_path/'model'), epochs=1, subset=True,
+            quiet=True, arch='convnet', size=32)
+
+
+def test_file_names_that_look_like_formulas(tmp_path, monkeypatch):
+    "Tables escape them for Excel; a list of files has them back"
+    monkeypatch.chdir(tmp_path)
+    write_text('list.csv', pd.DataFrame(dict(file=['=b.jpg'])))
+    write(tmp_path, 1)
+    (tmp_path/'0.png').rename(tmp_path/'=b.jpg')
+    assert _given('list.csv')==[('=b.jpg', None)]
+
+
+def test_a_method_that_needs_a_tree_is_refused_before_pictures_are_read(tmp_path):
+    (tmp_path/'costs.csv').write_text(',a,b\na,0,1\nb,1,0\n')
+    for command,name in ((fit,'method'), (compare_folder,'methods')):
+        with pytest.raises(ValueError, match='The method hxe needs a tree'):
+            command('missing', str(tmp_path/'costs.csv'), str(tmp_path/'out'), **{name: 'hxe'})
