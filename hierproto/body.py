@@ -149,6 +149,10 @@ def _by_order(net, d):
     return dict(zip(own, d.values())) if same and 0<=len(d)-len(own)<=2 else None
 
 # %% ../nbs/08_body.ipynb #9c81e53f
+def listed(groups):
+    "The lists of the dict `groups` as text, with the first three of each"
+    return '; '.join(f"{k}: {', '.join(o[:3])}" + f' and {len(o)-3} more'*(len(o)>3) for k,o in groups.items() if o)
+
 def _grey(w, like): return w.sum(1, keepdim=True) if w.ndim==4 and w.shape[1]==3 and like.shape[1]==1 else w
 
 # %% ../nbs/08_body.ipynb #75acb47d
@@ -161,8 +165,7 @@ def _misfits(net, d, prefix, names):
         missing=[n for n in names if n not in new and not n.endswith('num_batches_tracked')],
         unknown=[n for n in has if n not in own and n.split('.')[0] in tops and not n.startswith(last)],
         wrong=[f'{n} {(*w.shape,)} instead of {(*own[n].shape,)}' for n,w in new.items() if w.shape!=own[n].shape])
-    says = [f"{k}: {', '.join(o[:3])}" + f' and {len(o)-3} more'*(len(o)>3) for k,o in found.items() if o]
-    return {k: new[n] for k,n in zip(net.state_dict(), names) if n in new},'; '.join(says)
+    return {k: new[n] for k,n in zip(net.state_dict(), names) if n in new},listed(found)
 
 # %% ../nbs/08_body.ipynb #3820ac51
 def _trunk(body):

@@ -35,8 +35,7 @@ def _emd(h, m, reg=.5, mu=3., **kwargs): return _linear(h, m, EMDLoss(h, reg, mu
 # %% ../nbs/19_methods.ipynb #c38e1fdf
 def _yolo(h, m, **kwargs): return YOLOHead(m, h),LogProbLoss(**kwargs),[]
 
-def _deep_ncm(h, m, distance='squared', ignore_index=-100, **kwargs):
-    return NCMHead(m, len(h), distance),DataLoss(ignore_index=ignore_index, **kwargs),[ClassMeans(ignore_index)]
+def _deep_ncm(h, m, distance='squared', **kwargs): return NCMHead(m, len(h), distance),DataLoss(**kwargs),[ClassMeans()]
 
 def _hyperspherical(h, m, learn=False, lam=1., sep=1., **kwargs):
     head = sphere_head(m, h, learn, sep=sep)

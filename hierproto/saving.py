@@ -30,6 +30,7 @@ from .baselines.frame import *
 from .baselines.hie import *
 from .baselines.hier_cos import *
 from .body import *
+from .body import listed
 from .data.core import write_whole
 
 # %% ../nbs/44_saving.ipynb #b8c3b7a1
@@ -44,8 +45,7 @@ def _changes(old, new, added='new', changed='moved'):
     "What differs between the dicts `old` and `new`, as text"
     lost,more = ([repr(k) for k in a if k not in b] for a,b in ((old,new), (new,old)))
     other = [f'{k!r} was {old[k]!r} and is {new[k]!r}' for k in old if old[k]!=new.get(k, old[k])]
-    groups = {'missing': lost, added: more, changed: other}
-    return '; '.join(f"{k}: {', '.join(o[:3])}" + f' and {len(o)-3} more'*(len(o)>3) for k,o in groups.items() if o)
+    return listed({'missing': lost, added: more, changed: other})
 
 # %% ../nbs/44_saving.ipynb #d2b0afe8
 def _paths(h):
@@ -128,16 +128,6 @@ def read_picture(
     except Exception as e: why = e if isinstance(e, PictureError) else f'not a picture that can be read ({e})'
     raise PictureError(f'{o}: {why}' if isinstance(o, (str,Path)) else f'{why}')
 
-# %% ../nbs/44_saving.ipynb #a75a44a5
-def _pixels(o, channels, size, resize='squish', pad='reflection', interpolation='bilinear', presize=None, **_):
-    "The picture `o` as bytes (H, W, C), in the size of the model or that before batches are resized"
-    img,mode,size = read_picture(o, channels),Image.Resampling[interpolation.upper()],presize or size
-    if resize=='squish': img = img.resize(size[::-1], mode)
-    else:
-        img = (PILImageBW if channels==1 else PILImage)(img)
-        img = Resize(tuple(size), resize, pad, resamples=(mode,Image.NEAREST))(img, split_idx=1)
-    return torch.from_numpy(np.array(img)).view(*size, channels)
-
 # %% ../nbs/44_saving.ipynb #d442559f
 class Predictor:
     "A `model` with its hierarchy `h` and `settings`: pictures to paths of classes. Threads may share it"
@@ -159,7 +149,13 @@ def pixels(self:Predictor,
     "`image` as bytes (C, H, W), resized as the items of the training data"
     im = self.settings.get('images')
     if im is None: raise ModelError('this model was not trained on pictures: pass a float tensor')
-    return _pixels(image, **im).permute(2,0,1)
+    img,size = read_picture(image, im['channels']),tuple(im.get('presize') or im['size'])
+    mode = Image.Resampling[im.get('interpolation', 'bilinear').upper()]
+    if im.get('resize', 'squish')=='squish': img = img.resize(size[::-1], mode)
+    else:
+        img = (PILImageBW if im['channels']==1 else PILImage)(img)
+        img = Resize(size, im['resize'], im['pad'], resamples=(mode,Image.NEAREST))(img, split_idx=1)
+    return torch.from_numpy(np.array(img)).view(*size, im['channels']).permute(2,0,1)
 
 # %% ../nbs/44_saving.ipynb #3dadb61d
 def _check_batch(x, im):
@@ -200,7 +196,7 @@ def scores(self:Predictor,
 # %% ../nbs/44_saving.ipynb #a2c0c15f
 @patch
 def rule(self:Predictor,
-    name=None, # 'argmax', 'crm' or 'back_off'; that of the method by default
+    name=None, # 'argmax', 'crm', 'back_off' or a function; that of the method by default
     threshold=None # least probability of an answer of 'back_off'; .5 by default
 ):
     "The decision rule called `name`: a function from scores to numbers of classes, or of groups for 'back_off'"
@@ -220,7 +216,7 @@ def paths(self:Predictor,
     threshold=None # of 'back_off'
 ):
     "For each row of `scores` the path of classes with probabilities, from the largest group down to the answer"
-    probs,rule = scores.softmax(1),rule if callable(rule) else self.rule(rule, threshold)
+    probs,rule = scores.softmax(1),self.rule(rule, threshold)
     if not probs.isfinite().all(): raise ModelError('no probabilities for this picture: its scores are not finite')
     if isinstance(self.h, Hierarchy): return class_path(probs, self.h, rule, probs=True)
     return [ClassPath([(self.h.leaves[k], p[k].item())]) for p,k in zip(probs, rule(scores).tolist())]
@@ -236,7 +232,7 @@ def _hierarchy_of(learn, h):
     "The hierarchy `h`, or that of `learn`, in the order of the vocabulary"
     h = align_costs(ifnone(h, getattr(learn, 'hierarchy', None)), learn.dls)
     if h is None: raise HierarchyError('the learner has no hierarchy: pass `h`')
-    return h if isinstance(h, Costs) else CostMatrix(h, learn.dls.vocab, warn=False)
+    return h
 
 # %% ../nbs/44_saving.ipynb #50a63a70
 def _find_arch(learn, arch):
