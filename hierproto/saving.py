@@ -258,9 +258,9 @@ def _settings_of(learn, model, h, arch, arch_args):
     "The settings of `learn`, with the hierarchy `h` and a copy of its `model`"
     im,args = _image_settings(learn.dls),getattr(model[0], 'args', None)
     return dict(format='hierproto-model-1', method=getattr(learn, 'method', None), arch=_find_arch(learn, arch),
-        arch_args=arch_args or {}, head=_head_settings(model[1]), rule=_rule_of(learn, h),
-        embedder=args and dict(args, n_in=im['channels'] if im else 3), vocab=h.leaves, paths=_paths(h)[:len(h)], fingerprint=h.fingerprint, images=im,
-        versions=dict(hierproto=hierproto.__version__, torch=torch.__version__))
+        arch_args=arch_args or {}, embedder=args and dict(args, n_in=im['channels'] if im else 3),
+        head=_head_settings(model[1]), rule=_rule_of(learn, h), vocab=h.leaves, paths=_paths(h)[:len(h)],
+        fingerprint=h.fingerprint, images=im, versions=dict(hierproto=hierproto.__version__, torch=torch.__version__))
 
 # %% ../nbs/44_saving.ipynb #b80eb0b4
 @patch(cls_method=True)
