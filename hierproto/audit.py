@@ -64,7 +64,7 @@ def _answer_index(h):
     groups = {n: i for i,n in enumerate(getattr(h, 'nodes', [])) if i>=len(h)}
     count = Counter(n[-1:] for n in groups)
     names = {n[-1]: i for n,i in groups.items() if n and count[n[-1:]]==1}
-    paths = {'/'.join(n)+end: i for n,i in groups.items() for end in ('','/')}
+    paths = {'/'.join(n)+end: i for n,i in groups.items() for end in ('','/') if n or end}
     return {**names, **paths, **h.class_index()}
 
 # %% ../nbs/45_audit.ipynb #6586fe8d
@@ -89,8 +89,9 @@ def csv_table(
     f # a CSV file with a column `target`, `prediction` or `file`
 ):
     "The file `f` as a DataFrame: names as text, the rest as numbers where possible"
-    with open(f, encoding='utf-8-sig', newline='') as o: line = o.readline()
-    heads = {s: [_name(c) for c in next(csv.reader([line], delimiter=s), [])] for s in ',;\t'}
+    with open(f, encoding='utf-8-sig', newline='') as o: line = next((l for l in o if l.strip()), '')
+    heads = {s: [*map(_name, next(csv.reader([line], delimiter=s), []))] for s in ',;\t'}
+    heads = {s: [c or f'column {i}' for i,c in enumerate(o, 1)] for s,o in heads.items()}
     sep = first(heads, lambda s: {*heads[s]} & {*_text}) or ','
     for c,n in Counter(heads[sep]).items():
         if n>1: fail(f'two columns are called {c!r}', f)
@@ -229,6 +230,8 @@ def _verdict(share, true, s, mistakes):
     costs = (f'they cost {true:.2f}, and {s.mean():.2f} on average if leaves are shuffled; '
              f'{100*share:.1f}% of shuffled hierarchies cost as little.')
     if share<=.05: return f'The mistakes follow the hierarchy: {costs}'
+    if (1+(s<=s.min()+1e-9).sum())/(1+len(s))>.05: # equal leaves may change places: no order is rare enough
+        return f'Too few classes, or shuffles, to judge whether the hierarchy fits: {costs}'
     return (f'CAUTION, the mistakes do not follow the hierarchy: {costs} Either the model confuses classes for other '
             'reasons than likeness, or names are in the wrong places of the hierarchy: check it.')
 
