@@ -42,7 +42,6 @@ class _ProtoCallback(Callback):
 # %% ../nbs/09_callbacks.ipynb #91085ec7
 _guides = dict(disto=disto_loss, rank=rank_loss, sampled=sampled_disto_loss)
 
-# %% ../nbs/09_callbacks.ipynb #7b5abc5f
 class MetricGuide(_ProtoCallback):
     "Add `lam` times the `guide` of the model's prototypes to the training loss, eq. 7"
     order = 5 # before `GradientAccumulation` scales the loss, and inside autocast
@@ -99,7 +98,6 @@ def after_train(self:MetricGuide):
     self.rows += [(lam, *o.tolist()) for lam,o in self.new]
     self.new = []
 
-# %% ../nbs/09_callbacks.ipynb #8a4c2f7e
 @patch(as_prop=True)
 def log(self:MetricGuide):
     "`lam`, data loss, guide and optimal scale of each batch; the scale is NaN for guides that do not compute it"
@@ -112,7 +110,6 @@ def _broadcast(self, t, rank):
     torch.distributed.broadcast(t, rank)
     return t.tolist()
 
-# %% ../nbs/09_callbacks.ipynb #0f40bf01
 def cpu_distrib():
     "Let fastai's `DistributedDL` share the order of samples between processes without CUDA"
     from fastai.distributed import DistributedDL # needs accelerate, which is optional
@@ -163,20 +160,16 @@ class ScaleRecorder(_ProtoCallback):
         self.costs = costs_for(align_costs(self.D, self.dls), len(protos)).to(protos.device)
         self.scales,self.distortions,self.ends,self.new = [],[],[],[]
 
-# %% ../nbs/09_callbacks.ipynb #48195554
-@patch
-def after_batch(self:ScaleRecorder):
-    "Note the scale of this batch"
-    self.new.append(disto_loss(self.found.protos.detach(), self.costs, with_scale=True)[1])
+    def after_batch(self):
+        "Note the scale of this batch"
+        self.new.append(disto_loss(self.found.protos.detach(), self.costs, with_scale=True)[1])
 
-# %% ../nbs/09_callbacks.ipynb #0709d779
-@patch
-def after_train(self:ScaleRecorder):
-    "Read the scales from the device, and measure the distortion"
-    self.scales += torch.stack(self.new).tolist()
-    self.distortions.append(scale_free_distortion(self.found.protos.detach(), self.costs).item())
-    self.ends.append(len(self.scales))
-    self.new = []
+    def after_train(self):
+        "Read the scales from the device, and measure the distortion"
+        self.scales += torch.stack(self.new).tolist()
+        self.distortions.append(scale_free_distortion(self.found.protos.detach(), self.costs).item())
+        self.ends.append(len(self.scales))
+        self.new = []
 
 # %% ../nbs/09_callbacks.ipynb #c786c4e5
 @patch
@@ -219,11 +212,10 @@ def after_train(self:ProtoWatch):
         "Use less weight decay (`ProtoRates(wd=0)`), a smaller `lam` or a wider `init`")
     if self.said: warnings.warn(self.said)
 
-# %% ../nbs/09_callbacks.ipynb #e12aeeee
+# %% ../nbs/09_callbacks.ipynb #c6aa8e18
 class NotFinite(ValueError):
     "A loss or a gradient is NaN or infinite"
 
-# %% ../nbs/09_callbacks.ipynb #c6aa8e18
 def _odd(t): return isinstance(t, Tensor) and t.is_floating_point() and not t.isfinite().all()
 
 def _odd_weights(model, get=noop):
@@ -274,10 +266,10 @@ class SoundCheck(Callback):
 def after_pred(self:SoundCheck):
     "Check the labels"
     p,y = self.pred,first(self.yb)
-    if not (isinstance(p, Tensor) and isinstance(y, Tensor)) or y.is_floating_point() or p.ndim!=y.ndim+1: return
-    if self.fresh or y.is_cpu: check_labels(y, p.shape[1], self.ignore)
+    if not (isinstance(p, Tensor) and isinstance(y, Tensor)) or y.is_floating_point(): return
+    one_label = p.ndim==y.ndim+1 or y.shape[1:]==(1,) # tables have targets (B, 1)
+    if one_label and (self.fresh or y.is_cpu): check_labels(y, p.shape[1], self.ignore)
 
-# %% ../nbs/09_callbacks.ipynb #c45e3e6b
 @patch
 def before_step(self:SoundCheck):
     "Note whether all gradients are finite"
@@ -312,10 +304,9 @@ class PrototypePlot(_ProtoCallback):
     "Keep the embeddings of the validation set and the prototypes of each epoch, and plot them"
     run_train,run_valid = False,True
     def __init__(self,
-        n=1000, # embeddings per epoch
         names=None, # class names, written next to their prototypes
         h=None # a `Hierarchy`, whose edges are drawn between hidden prototypes
-    ): self.n_keep,self.names,self.h = n,names,h
+    ): self.names,self.h = names,h
 
     def start(self):
         "Refuse embeddings that cannot be drawn"
@@ -330,19 +321,17 @@ def before_validate(self:PrototypePlot):
     if self.found is None: return # `learn.validate` or `learn.predict`
     self.hook = self.found.register_forward_pre_hook(lambda mod,args: self.zs.append(args[0].detach().cpu()))
 
-# %% ../nbs/09_callbacks.ipynb #adb212b5
 @patch
 def after_batch(self:PrototypePlot):
     "Keep the labels"
     if self.hook: self.ys.append(self.y.cpu())
 
-# %% ../nbs/09_callbacks.ipynb #9e2f476b
 @patch
 def after_validate(self:PrototypePlot):
     "Keep embeddings, labels and a copy of the head"
     if not self.hook: return
     self.hook.remove()
-    z,y,self.hook = torch.cat(self.zs)[:self.n_keep],torch.cat(self.ys)[:self.n_keep],None
+    z,y,self.hook = torch.cat(self.zs)[:1000],torch.cat(self.ys)[:1000],None
     self.snaps.append((self.epoch, z, y, deepcopy(self.found).cpu()))
 
 # %% ../nbs/09_callbacks.ipynb #25e337c6

@@ -10,7 +10,7 @@ from functools import partial
 from fastcore.all import *
 from .prototypes import *
 from .callbacks import MetricGuide
-from .learner import METHODS, Method, data_loss, get_method, hier_learner
+from .learner import METHODS, Method, get_method, hier_learner
 from .inference import CRM
 from .baselines.cross_entropy import *
 from .baselines.hxe import *
@@ -27,7 +27,7 @@ _all_ = ['METHODS', 'Method', 'get_method', 'hier_learner']
 
 # %% ../nbs/19_methods.ipynb #aa9da36c
 def _linear(h, m, loss): return LinearHead(m, len(h)),loss,[]
-def _cross_entropy(h, m, **kwargs): return _linear(h, m, data_loss(**kwargs))
+def _cross_entropy(h, m, **kwargs): return _linear(h, m, DataLoss(**kwargs))
 def _hxe(h, m, alpha=.1, **kwargs): return _linear(h, m, HXELoss(h, alpha, **kwargs))
 def _soft_labels(h, m, beta=10., **kwargs): return _linear(h, m, SoftLabelLoss(h, beta, **kwargs))
 def _emd(h, m, reg=.5, mu=3., **kwargs): return _linear(h, m, EMDLoss(h, reg, mu, **kwargs))
@@ -35,15 +35,14 @@ def _emd(h, m, reg=.5, mu=3., **kwargs): return _linear(h, m, EMDLoss(h, reg, mu
 # %% ../nbs/19_methods.ipynb #c38e1fdf
 def _yolo(h, m, **kwargs): return YOLOHead(m, h),LogProbLoss(**kwargs),[]
 
-def _deep_ncm(h, m, distance='squared', ignore_index=-100, **kwargs):
-    return NCMHead(m, len(h), distance),data_loss(ignore_index=ignore_index, **kwargs),[ClassMeans(ignore_index)]
+def _deep_ncm(h, m, distance='squared', **kwargs): return NCMHead(m, len(h), distance),DataLoss(**kwargs),[ClassMeans()]
 
 def _hyperspherical(h, m, learn=False, lam=1., sep=1., **kwargs):
-    head = sphere_head(m, h, learn, **({} if learn else dict(sep=sep, progress=False)))
+    head = sphere_head(m, h, learn, sep=sep)
     return head,SquaredCosineLoss(**kwargs),[MetricGuide(h, partial(sphere_guide, sep=sep), lam)] if learn else []
 
 # %% ../nbs/19_methods.ipynb #e2b533ee
-def _frame(h, m, decay=None, **kwargs): return FrameHead(m, h, gamma=decay),data_loss(**kwargs),[]
+def _frame(h, m, decay=None, **kwargs): return FrameHead(m, h, gamma=decay),DataLoss(**kwargs),[]
 
 def _haframe(h, m, decay=2., alpha=.4, **kwargs):
     head = HAFrameHead(m, h, decay)

@@ -7,15 +7,14 @@ __all__ = ['ModelError', 'PictureError', 'make_body', 'read_picture', 'Predictor
            'export_onnx']
 
 # %% ../nbs/44_saving.ipynb #f9a4da1a
-import hierproto, io, json, os, re, shutil, warnings
+import hierproto, io, json, os, shutil, warnings
 from fastai.vision.all import *
-from dataclasses import dataclass, field, fields
 from inspect import signature
-from types import UnionType
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Literal
 from PIL import UnidentifiedImageError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from safetensors import safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torchvision.transforms import v2
 from .hierarchy import *
 from .readers import read_hierarchy
@@ -31,6 +30,7 @@ from .baselines.frame import *
 from .baselines.hie import *
 from .baselines.hier_cos import *
 from .body import *
+from .body import listed
 from .data.core import write_whole
 
 # %% ../nbs/44_saving.ipynb #b8c3b7a1
@@ -45,8 +45,7 @@ def _changes(old, new, added='new', changed='moved'):
     "What differs between the dicts `old` and `new`, as text"
     lost,more = ([repr(k) for k in a if k not in b] for a,b in ((old,new), (new,old)))
     other = [f'{k!r} was {old[k]!r} and is {new[k]!r}' for k in old if old[k]!=new.get(k, old[k])]
-    groups = {'missing': lost, added: more, changed: other}
-    return '; '.join(f"{k}: {', '.join(o[:3])}" + f' and {len(o)-3} more'*(len(o)>3) for k,o in groups.items() if o)
+    return listed({'missing': lost, added: more, changed: other})
 
 # %% ../nbs/44_saving.ipynb #d2b0afe8
 def _paths(h):
@@ -55,17 +54,8 @@ def _paths(h):
 
 # %% ../nbs/44_saving.ipynb #21526404
 _distances = {**distances, 'squared_cosine': squared_cosine}
-
-_heads = dict(
-    PrototypeHead=lambda h, m, n_protos, distance, learn, **_:
-        PrototypeHead(m, n_protos, len(h), _distances[distance], torch.zeros, learn),
-    LinearHead=lambda h, m, bias, **_: LinearHead(m, len(h), bias),
-    NCMHead=lambda h, m, distance, **_: NCMHead(m, len(h), _distances[distance]),
-    YOLOHead=lambda h, m, **_: YOLOHead(m, h),
-    FrameHead=lambda h, m, **_: FrameHead(m, h, init=torch.zeros(len(h), m)),
-    HAFrameHead=lambda h, m, **_: HAFrameHead(m, h, init=torch.zeros(len(h), len(h))),
-    HiEHead=lambda h, m, **_: HiEHead(m, h),
-    HierCOSHead=lambda h, m, **_: HierCOSHead(m, h))
+_heads = {o.__name__: o for o in
+          (PrototypeHead, LinearHead, NCMHead, YOLOHead, FrameHead, HAFrameHead, HiEHead, HierCOSHead)}
 
 # %% ../nbs/44_saving.ipynb #54fdbd69
 def _head_settings(head):
@@ -77,29 +67,20 @@ def _head_settings(head):
     if not distance: raise ModelError(f"cannot save a custom distance; use one of {', '.join(_distances)}")
     return dict(type=name, m=head.m, n_protos=len(head.protos), distance=distance, learn=head.protos.requires_grad)
 
+def _make_head(h, type, m, n_protos=None, distance=None, **kwargs):
+    "A head with these settings for the classes of `h`, before its weights are loaded"
+    args = dict(kwargs, m=m, h=n_protos or h, n_classes=len(h), distance=_distances.get(distance), init=torch.zeros)
+    return _heads[type](**{k: args[k] for k in signature(_heads[type]).parameters if args.get(k) is not None})
+
 # %% ../nbs/44_saving.ipynb #38462e37
 def make_body(
     arch, # a name
-    n_in=3, # channels of the pictures
-    m=64, # features, if `arch` does not decide it
-    **kwargs # other arguments of a function in `ARCHS`
+    n_in=3 # channels of the pictures
 ):
     "What `embedder` takes for the architecture `arch`: a module of `ARCHS`, else the name itself"
-    try: f = arch_func(arch)
+    try: arch_func(arch)
     except ValueError as e: raise ModelError(str(e)) from None
-    if arch not in ARCHS: return arch
-    given = {k: v for k,v in dict(n_in=n_in, m=m, pretrained=False).items() if k in signature(f).parameters}
-    return f(**given, **kwargs)
-
-# %% ../nbs/44_saving.ipynb #fa14d7f6
-def _embedder_settings(emb, n_in):
-    "Arguments that make the `embedder` `emb` again, None if it is not one; `n_in` are the channels of its input"
-    if not isinstance(emb, nn.Sequential) or not len(emb): return None
-    parts = {type(o).__name__: o for o in emb[1:]}
-    if not {*parts} <= {'MeanPool','LinearHead','EmbedNorm'}: return None
-    linear = parts.get('LinearHead')
-    sizes = {} if linear is None else dict(m=linear.out_features, nf=linear.in_features)
-    return dict(n_in=n_in, pool='MeanPool' in parts, project=linear is not None, norm='EmbedNorm' in parts, **sizes)
+    return embedder(arch, n_in=n_in, project=False)[0] if arch in ARCHS else arch
 
 # %% ../nbs/44_saving.ipynb #803e37e3
 _known = ToTensor,IntToFloatTensor,Normalize,Resize,AffineCoordTfm
@@ -147,24 +128,6 @@ def read_picture(
     except Exception as e: why = e if isinstance(e, PictureError) else f'not a picture that can be read ({e})'
     raise PictureError(f'{o}: {why}' if isinstance(o, (str,Path)) else f'{why}')
 
-# %% ../nbs/44_saving.ipynb #ea14b714
-def _crop(img, size):
-    "The centre of `img` with the proportions of `size` (H, W), as `Resize` crops it"
-    m = min(img.width/size[1], img.height/size[0])
-    w,h = int(m*size[1]),int(m*size[0])
-    x,y = (img.width-w)//2,(img.height-h)//2
-    return img.crop((x, y, x+w, y+h))
-
-# %% ../nbs/44_saving.ipynb #a75a44a5
-def _pixels(o, channels, size, resize='squish', pad='reflection', interpolation='bilinear', presize=None, **_):
-    "The picture `o` as bytes (H, W, C), in the size of the model or that before batches are resized"
-    img,mode,size = read_picture(o, channels),Image.Resampling[interpolation.upper()],presize or size
-    if resize=='pad':
-        img = (PILImageBW if channels==1 else PILImage)(img)
-        img = Resize(tuple(size), resize, pad, resamples=(mode,Image.NEAREST))(img, split_idx=1)
-    else: img = (_crop(img, size) if resize=='crop' else img).resize(size[::-1], mode)
-    return torch.from_numpy(np.array(img)).view(*size, channels)
-
 # %% ../nbs/44_saving.ipynb #d442559f
 class Predictor:
     "A `model` with its hierarchy `h` and `settings`: pictures to paths of classes. Threads may share it"
@@ -186,15 +149,21 @@ def pixels(self:Predictor,
     "`image` as bytes (C, H, W), resized as the items of the training data"
     im = self.settings.get('images')
     if im is None: raise ModelError('this model was not trained on pictures: pass a float tensor')
-    return _pixels(image, **im).permute(2,0,1)
+    img,size = read_picture(image, im['channels']),tuple(im.get('presize') or im['size'])
+    mode = Image.Resampling[im.get('interpolation', 'bilinear').upper()]
+    if im.get('resize', 'squish')=='squish': img = img.resize(size[::-1], mode)
+    else:
+        img = (PILImageBW if im['channels']==1 else PILImage)(img)
+        img = Resize(size, im['resize'], im['pad'], resamples=(mode,Image.NEAREST))(img, split_idx=1)
+    return torch.from_numpy(np.array(img)).view(*size, im['channels']).permute(2,0,1)
 
 # %% ../nbs/44_saving.ipynb #3dadb61d
 def _check_batch(x, im):
     "Raise a `PictureError` unless the tensor `x` has the size of the image settings `im`, and values of pictures"
     if x.shape[1:]!=(want := (im['channels'],*im['size'])):
         raise PictureError(f'the batch has shape {tuple(x.shape)}, it must be {("N", *want)}')
-    if x.is_meta or not x.numel() or (-.01<=x.min() and x.max()<=1.01): return
-    raise PictureError(f'pixels must be between 0 and 1, got {x.min():g} to {x.max():g}: divide bytes by 255')
+    if not ((x>=-.01) & (x<=1.01)).all():
+        raise PictureError(f'pixels must be between 0 and 1, got {x.min():g} to {x.max():g}: divide bytes by 255')
 
 # %% ../nbs/44_saving.ipynb #1aba5040
 @patch
@@ -206,12 +175,12 @@ def batch(self:Predictor,
         images = images if is_listy(images) else [images]
         if not len(images): raise PictureError('no pictures were given')
         images = torch.stack([self.pixels(o) for o in images])
-    x,im = images.as_subclass(torch.Tensor).to(self.device),self.settings.get('images')
-    x = x.float().div_(255) if x.dtype==torch.uint8 else x.float()
+    x,im = images.as_subclass(torch.Tensor),self.settings.get('images')
+    x = x/255 if x.dtype==torch.uint8 else x.float()
     if im and im.get('presize')==[*x.shape[2:]]: # fastai's resizing of batches
         x = TensorImage(x).affine_coord(sz=tuple(im['size'])).as_subclass(torch.Tensor)
     if im: _check_batch(x, im)
-    return x
+    return x.to(self.device)
 
 # %% ../nbs/44_saving.ipynb #92c43666
 @patch
@@ -227,7 +196,7 @@ def scores(self:Predictor,
 # %% ../nbs/44_saving.ipynb #a2c0c15f
 @patch
 def rule(self:Predictor,
-    name=None, # 'argmax', 'crm' or 'back_off'; that of the method by default
+    name=None, # 'argmax', 'crm', 'back_off' or a function; that of the method by default
     threshold=None # least probability of an answer of 'back_off'; .5 by default
 ):
     "The decision rule called `name`: a function from scores to numbers of classes, or of groups for 'back_off'"
@@ -247,7 +216,7 @@ def paths(self:Predictor,
     threshold=None # of 'back_off'
 ):
     "For each row of `scores` the path of classes with probabilities, from the largest group down to the answer"
-    probs,rule = scores.softmax(1),rule if callable(rule) else self.rule(rule, threshold)
+    probs,rule = scores.softmax(1),self.rule(rule, threshold)
     if not probs.isfinite().all(): raise ModelError('no probabilities for this picture: its scores are not finite')
     if isinstance(self.h, Hierarchy): return class_path(probs, self.h, rule, probs=True)
     return [ClassPath([(self.h.leaves[k], p[k].item())]) for p,k in zip(probs, rule(scores).tolist())]
@@ -263,7 +232,7 @@ def _hierarchy_of(learn, h):
     "The hierarchy `h`, or that of `learn`, in the order of the vocabulary"
     h = align_costs(ifnone(h, getattr(learn, 'hierarchy', None)), learn.dls)
     if h is None: raise HierarchyError('the learner has no hierarchy: pass `h`')
-    return h if isinstance(h, Costs) else CostMatrix(h, learn.dls.vocab, warn=False)
+    return h
 
 # %% ../nbs/44_saving.ipynb #50a63a70
 def _find_arch(learn, arch):
@@ -287,13 +256,11 @@ def _rule_of(learn, h):
 # %% ../nbs/44_saving.ipynb #4baa77e9
 def _settings_of(learn, model, h, arch, arch_args):
     "The settings of `learn`, with the hierarchy `h` and a copy of its `model`"
-    im = _image_settings(learn.dls)
+    im,args = _image_settings(learn.dls),getattr(model[0], 'args', None)
     return dict(format='hierproto-model-1', method=getattr(learn, 'method', None), arch=_find_arch(learn, arch),
-        arch_args=arch_args or {}, head=_head_settings(model[1]),
-        embedder=_embedder_settings(model[0], im['channels'] if im else 3),
-        rule=_rule_of(learn, h),
-        vocab=h.leaves, paths=_paths(h)[:len(h)], fingerprint=h.fingerprint, images=im,
-        versions=dict(hierproto=hierproto.__version__, torch=torch.__version__))
+        arch_args=arch_args or {}, embedder=args and dict(args, n_in=im['channels'] if im else 3),
+        head=_head_settings(model[1]), rule=_rule_of(learn, h), vocab=h.leaves, paths=_paths(h)[:len(h)],
+        fingerprint=h.fingerprint, images=im, versions=dict(hierproto=hierproto.__version__, torch=torch.__version__))
 
 # %% ../nbs/44_saving.ipynb #b80eb0b4
 @patch(cls_method=True)
@@ -310,87 +277,66 @@ def _predictor(o, *args):
     if isinstance(o, (str,Path)): return load_classifier(o)
     return o if isinstance(o, Predictor) else Predictor.from_learner(o, *args)
 
-# %% ../nbs/44_saving.ipynb #b698e610
-def _fits(v, t):
-    "Is the value `v` of the type `t`?"
-    kind,args = get_origin(t) or t,get_args(t)
-    if kind is UnionType: return any(_fits(v, o) for o in args)
-    if kind is Literal: return v in args
-    if kind is list: return isinstance(v, list) and all(_fits(o, args[0]) for o in v)
-    if kind is int: return type(v) is int and 0<v<=10**7
-    if kind is float: return type(v) in (int,float) and abs(v)<=1e6
-    return isinstance(v, kind) if not issubclass(kind, _Typed) else v is not None and bool(kind(**v))
-
 # %% ../nbs/44_saving.ipynb #873adad6
-class _Typed:
-    "A dataclass that checks the types of its fields"
-    def __post_init__(self):
-        for f in fields(self): self.need(_fits(getattr(self, f.name), f.type), f'{f.name} has the wrong type or size')
-    def need(self, ok, text):
-        if not ok: raise ValueError(text)
+_Size = Annotated[int, Field(ge=1, le=10**7)]
+_Sides = Annotated[list[Annotated[int, Field(ge=1, le=2048)]], Field(min_length=2, max_length=2)]
+_Numbers = list[Annotated[float, Field(ge=-1e6, le=1e6)]]
+
+class _Strict(BaseModel, extra='forbid', strict=True, allow_inf_nan=False):
+    "Data without unknown keys and without conversions"
 
 # %% ../nbs/44_saving.ipynb #a263bdd9
-@dataclass
-class _Images(_Typed):
+class _Images(_Strict):
     "Preprocessing of pictures"
-    channels:int
-    size:list[int]
-    mean:list[float]
-    std:list[float]
-    presize:list[int]|None=None
+    channels:_Size
+    size:_Sides
+    mean:_Numbers
+    std:_Numbers
+    presize:_Sides|None=None
     resize:Literal['squish','crop','pad']='squish'
     pad:Literal['reflection','zeros','border']='reflection'
     interpolation:Literal[tuple(o.name.lower() for o in Image.Resampling)]='bilinear'
-    def __post_init__(self):
-        super().__post_init__()
-        for o in (self.size, self.presize or self.size):
-            self.need(len(o)==2 and max(o)<=2048, 'size must be two integers from 1 to 2048')
-        ok = len(self.mean)==len(self.std)==self.channels and 0 not in self.std
-        self.need(ok, 'mean and std must be a number per channel, std not 0')
+    @model_validator(mode='after')
+    def check(self):
+        if len(self.mean)==len(self.std)==self.channels and 0 not in self.std: return self
+        raise ValueError('mean and std must be a number per channel, std not 0')
 
 # %% ../nbs/44_saving.ipynb #38524811
-@dataclass
-class _Embedder(_Typed):
+class _Embedder(_Strict):
     "Arguments of `embedder`"
-    n_in:int
+    n_in:_Size
     pool:bool
     project:bool
     norm:bool
-    m:int|None=None
-    nf:int|None=None
+    m:_Size|None=None
+    nf:_Size|None=None
 
 # %% ../nbs/44_saving.ipynb #73ce0ae3
-@dataclass
-class _Head(_Typed):
+class _Head(_Strict):
     "Type and sizes of a head"
     type:Literal[tuple(_heads)]
-    m:int
-    n_classes:int|None=None
-    n_protos:int|None=None
-    distance:Literal[(*_distances, None)]=None
+    m:_Size
+    n_classes:_Size|None=None
+    n_protos:_Size|None=None
+    distance:Literal[tuple(_distances)]|None=None
     learn:bool|None=None
     bias:bool|None=None
 
 # %% ../nbs/44_saving.ipynb #ac9800f0
-@dataclass
-class _Settings(_Typed):
+class _Settings(_Strict):
     "The contents of settings.json"
     format:Literal['hierproto-model-1']
-    arch:str|None
+    arch:Annotated[str, Field(pattern=r'^(timm/)?[\w.]+$')]|None
     embedder:_Embedder|None
     head:_Head
     rule:Literal['argmax','crm','back_off']
     vocab:list[str]
     fingerprint:str
-    paths:list[str]=field(default_factory=list)
-    arch_args:dict=field(default_factory=dict)
+    paths:list[str]=[]
+    arch_args:dict[str,_Size|list[_Size]]={}
     method:str|None=None
     images:_Images|None=None
-    versions:dict=field(default_factory=dict)
-    def __post_init__(self):
-        super().__post_init__()
-        self.need(re.fullmatch(r'(timm/)?[\w.]+', self.arch or 'x'), f'arch must be a name, got {self.arch!r}')
-        self.need(_fits([*self.arch_args.values()], list[int|list[int]]), 'arch_args must be sizes')
+    versions:dict={}
 
 # %% ../nbs/44_saving.ipynb #9bfee654
 _files = {'model.safetensors': 2*10**10, 'hierarchy.json': 10**8, 'settings.json': 10**8} # with their largest sizes
@@ -404,30 +350,28 @@ def _write_model(p, folder):
 
 # %% ../nbs/44_saving.ipynb #a1e26673
 def _load_settings(folder):
-    "The settings of the model in `folder`, checked, with defaults"
+    "The settings of the model in `folder`, checked"
     for o,most in _files.items():
         if not (folder/o).is_file(): raise ModelError(f'{folder}: not a saved model, {o} is missing')
         if (folder/o).stat().st_size>most: raise ModelError(f'{folder}: {o} is larger than {most/1e9:g} GB')
-    try: return asdict(_Settings(**json.loads((folder/'settings.json').read_text(encoding='utf-8'))))
-    except (TypeError,ValueError,RecursionError) as e:
-        raise ModelError(f'{folder}: settings.json cannot be used: {str(e).replace(".__init__()", "")}') from None
+    try: return _Settings.model_validate_json((folder/'settings.json').read_bytes()).model_dump(exclude_unset=True)
+    except ValidationError as e:
+        why = '.'.join(map(str, e.errors()[0]['loc'])) or 'the file',e.errors()[0]['msg']
+        raise ModelError(f"{folder}: settings.json cannot be used: {': '.join(why)}") from None
 
 # %% ../nbs/44_saving.ipynb #bb14b60c
-def _header(f):
-    "Shape of each tensor in the safetensors file `f`, whether it has floats, and the metadata"
+def _tensors(f):
+    "The tensors in the safetensors file `f`, which stay on the disk until they are used, and its metadata"
     try:
-        with safe_open(f, 'pt') as o:
-            parts = {k: o.get_slice(k) for k in o.keys()}
-            return {k: (v.get_shape(), 'F' in v.get_dtype()) for k,v in parts.items()},o.metadata() or {}
+        with safe_open(f, 'pt') as o: return {k: o.get_tensor(k) for k in o.keys()},o.metadata() or {}
     except Exception as e: # `SafetensorError` is not a `ValueError`
         raise ModelError(f'{f}: the weights are truncated or damaged ({e}): copy the file again') from None
 
 # %% ../nbs/44_saving.ipynb #382657aa
 def _compare(want, have, where):
-    "Raise a `ModelError` unless the header `have` has the tensors `want`"
-    kind = lambda shape, floats: f"{'floats' if floats else 'integers'} {[*shape]}"
-    want = {k: kind(v.shape, v.is_floating_point()) for k,v in want.items()}
-    text = _changes(want, {k: kind(*v) for k,v in have.items()}, 'unknown', 'wrong')
+    "Raise a `ModelError` unless the tensors `have` have the names, shapes and types of `want`"
+    def kinds(d): return {k: f"{'floats' if v.is_floating_point() else 'integers'} {[*v.shape]}" for k,v in d.items()}
+    text = _changes(kinds(want), kinds(have), 'unknown', 'wrong')
     if text: raise ModelError(f'{where}: the weights do not fit the architecture in settings.json: {text}')
 
 # %% ../nbs/44_saving.ipynb #c34cf753
@@ -437,23 +381,24 @@ def _make_body(s, body=None):
     if body is None and None in (s['arch'],e):
         raise ModelError('this model has a custom body: pass the untrained module as `body`')
     if e is None: return body
-    if body is None: body = make_body(s['arch'], e['n_in'], **{'m': e.get('nf') or s['head']['m'], **s['arch_args']})
-    return embedder(body, **{k: v for k,v in e.items() if v is not None})
+    if body is None: body = partial(arch_func(s['arch']), **s['arch_args']) if s.get('arch_args') else s['arch']
+    return embedder(body, **{'m': s['head']['m'], **e})
 
 # %% ../nbs/44_saving.ipynb #4a69fdd1
 def _make_model(s, h, body, have, f):
-    "The model with settings `s` and the weights in the safetensors file `f`, if its header `have` fits"
-    head,total = dict(s['head']),sum(np.prod(o, dtype=float) for o,_ in have.values())
-    if head['m']*max(head.get('n_protos') or 1, len(h))>total: raise ModelError(f'{f}: too few weights for {head}')
+    "The model with settings `s` and the tensors `have` of the file `f`, if they fit"
+    head = s['head']
+    if head['m']*max(head.get('n_protos') or 1, len(h))>sum(o.numel() for o in have.values()):
+        raise ModelError(f'{f}: too few weights for {head}')
     try:
         if body is None:
             with torch.device('meta'): want = nn.Sequential(_make_body(s)).state_dict()
             _compare(want, {k: v for k,v in have.items() if k.startswith('0.')}, f)
-        model = nn.Sequential(_make_body(s, body), _heads[head.pop('type')](h, **head))
+        model = nn.Sequential(_make_body(s, body), _make_head(h, **head))
     except (ModelError,HierarchyError): raise
     except Exception as e: raise ModelError(f"{f}: cannot build the model in settings.json: {e}") from None
     _compare(model.state_dict(), have, f)
-    model.load_state_dict(load_file(f))
+    model.load_state_dict(have)
     bad = [k for k,v in model.state_dict().items() if v.is_floating_point() and not v.isfinite().all()]
     if bad: raise ModelError(f"{f}: NaN in {', '.join(bad[:3])}: train again with a smaller learning rate")
     return model
@@ -463,7 +408,7 @@ def _check_tree(h, s, where):
     "The hierarchy `h` in the order of training, or an error that says how it differs"
     now = h.align(s['vocab']) if sorted(h.leaves)==sorted(s['vocab']) else h
     if now.fingerprint==s['fingerprint']: return now
-    what = _changes(dict(zip(s['vocab'], s['paths'] or s['vocab'])), dict(zip(now.leaves, _paths(now))))
+    what = _changes(dict(zip(s['vocab'], s.get('paths') or s['vocab'])), dict(zip(now.leaves, _paths(now))))
     raise HierarchyError(f'{where}: not the hierarchy that the model was trained with: '
                          f"{what or 'the costs, edge weights or order of classes differ'}; use that one")
 
@@ -477,7 +422,7 @@ def load_classifier(
     "The `Predictor` in `folder`; its files cannot run code"
     folder = Path(folder)
     s,f = _load_settings(folder),folder/'model.safetensors'
-    have,meta = _header(f)
+    have,meta = _tensors(f)
     if meta.get('fingerprint', s['fingerprint'])!=s['fingerprint']:
         raise ModelError(f'{folder}: settings.json and model.safetensors belong to different models')
     given = ifnone(hierarchy, folder/'hierarchy.json')
@@ -544,13 +489,11 @@ def _metadata(p, rule, threshold):
     return dict(lists, hierarchy=h.to_json(), fingerprint=h.fingerprint, rule=rule, threshold=str(threshold))
 
 # %% ../nbs/44_saving.ipynb #d828c57d
-def _onnx_check(data, graph, x, eps=1e-4):
-    "Raise a `ModelError` if the bytes `data`, run by onnxruntime on the pictures `x`, differ from `graph`"
-    import onnxruntime
-    run = onnxruntime.InferenceSession(data, providers=['CPUExecutionProvider'])
+def _onnx_check(program, graph, x, eps=1e-4):
+    "Raise a `ModelError` if the ONNX `program`, run by onnxruntime on the pictures `x`, differs from `graph`"
     with torch.no_grad(): want = graph(x)
-    for a,b in zip(run.run(['scores','probabilities'], dict(images=x.numpy())), want):
-        off = abs(a-b.numpy()).max()/b.abs().max().clamp(min=1).item()
+    for a,b in zip(program(x)[:2], want): # scores and probabilities
+        off = (a-b).abs().max()/b.abs().max().clamp(min=1)
         if not off<=eps: raise ModelError(f'the exported model differs from the original by {off:.1e}')
 
 # %% ../nbs/44_saving.ipynb #f1f4426f
@@ -577,8 +520,7 @@ def export_onnx(
     graph,x = _Answers(p, rule, threshold),_example_batch(p, 3)
     if x is None: raise ModelError('only models of pictures can be exported')
     program = _onnx_program(graph, x)
+    _onnx_check(program, graph, x[:2])
     program.model.metadata_props.update(_metadata(p, rule, threshold))
-    data = program.model_proto.SerializeToString()
-    _onnx_check(data, graph, x[:2])
-    write_whole(path, lambda f: f.write(data))
+    write_whole(path, lambda f: f.write(program.model_proto.SerializeToString()))
     return Path(path)

@@ -14,13 +14,16 @@ from fastcore.basics import patch
 # %% ../../nbs/11_baselines.cross_entropy.ipynb #04013c5c
 class ScoreLoss(DataLoss):
     "A loss with one formula: `terms(scores, targets)` for scores `(N, K)` and labels `(N,)`"
+    no_focal = None # why `gamma` must be 0, if it must
     def __init__(self,
         n_classes=None, # number of classes, if the loss depends on it
         gamma=0., # exponent of the focal factor
         **kwargs # `weight`, `ignore_index`, `reduction` of `DataLoss`
     ):
-        super().__init__(**kwargs)
-        self.n_classes,self.gamma = n_classes,gamma
+        super().__init__(gamma=gamma, **kwargs)
+        self.n_classes = n_classes
+        if gamma and self.no_focal: raise ValueError(f"{self.no_focal}, so a focal factor (gamma={gamma}) is not "
+            "defined; remove `gamma`, use `weight` to balance classes, or choose another method")
 
     def terms(self, scores, targets): raise NotImplementedError("a `ScoreLoss` must define `terms(scores, targets)`")
 

@@ -8,7 +8,7 @@ __all__ = ['NCMHead', 'ClassMeans']
 # %% ../../nbs/17_baselines.deep_ncm.ipynb #a3fe812f
 import torch
 from torch import distributed as dist
-from fastcore.basics import ifnone, patch
+from fastcore.basics import patch
 from fastai.callback.core import Callback
 from ..prototypes import *
 
@@ -57,15 +57,11 @@ def forward(self:NCMHead, x):
 class ClassMeans(Callback):
     "Update the means of the model's `NCMHead` with every training batch"
     run_valid,hook = False,None
-    def __init__(self,
-        ignore_index=None # targets that do not count; that of the loss by default
-    ): self.ignore_index = ignore_index
-
     def before_train(self):
         head = find_protos(self.model)
         if not isinstance(head, NCMHead):
             raise TypeError(f"`ClassMeans` needs an `NCMHead`, got prototypes in a `{type(head).__name__}`")
-        ignore = ifnone(self.ignore_index, getattr(self.learn.loss_func, 'ignore_index', -100))
+        ignore = getattr(self.learn.loss_func, 'ignore_index', -100)
         def update(head, inputs):
             if head.training: head.update(inputs[0], self.y, ignore)
         self.after_fit()

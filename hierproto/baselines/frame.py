@@ -74,19 +74,16 @@ class FrameHead(PrototypeHead):
         h, # `Hierarchy`, `CostMatrix` or matrix of costs
         gamma=None, # see `frame`
         scale=10., # initial factor of the cosines
-        init=None, # vectors `(K, m)` to use instead of `frame(h, m)`
+        init=None, # see `start_protos`; `frame(h, m)` by default
         **kwargs # `clip`, `polish` of `frame`
     ):
         if init is None: init = frame(h, m, gamma, **kwargs)
-        super().__init__(m, len(init), distance='cosine', init=init, learn=False)
+        super().__init__(m, h, distance='cosine', init=init, learn=False, hidden=False)
         self.log_scale = nn.Parameter(tensor(math.log(scale)))
 
     @property
     def scale(self): return self.log_scale.exp()
-    def forward(self, x):
-        with torch.autocast(x.device.type, enabled=False):
-            z = unit(x.movedim(1, -1).to(torch.promote_types(x.dtype, torch.float32)))
-            return (self.scale*z@self.protos.t().to(z)).movedim(-1, 1)
+    def forward(self, x): return self.scale*(1 + super().forward(x))
 
 # %% ../../nbs/18_baselines.frame.ipynb #50e4e843
 def _haframe_cosines(D, gamma=2.):
@@ -102,12 +99,12 @@ class HAFrameHead(nn.Module):
         m, # dimension of the embedding
         h, # `Hierarchy`, `CostMatrix` or matrix of costs
         gamma=2., # decay of the cosines with cost
-        init=None # vectors `(K, K)` to use instead
+        init=None # see `start_protos`; the frame by default
     ):
         super().__init__()
         self.n_classes,self.linear = len(h),LinearHead(m, len(h))
-        if init is None: init = _vectors(_haframe_cosines(h, gamma), len(h)).float()
-        self.register_buffer('protos', init)
+        if init is None: init = _vectors(_haframe_cosines(h, gamma), len(h))
+        self.register_buffer('protos', start_protos(len(h), len(h), init))
 
     def forward(self, x):
         with torch.autocast(x.device.type, enabled=False):

@@ -25,7 +25,6 @@ class HiEHead(nn.Module):
         self.linear = LinearHead(m, self.n_classes+len(groups))
 
     def forward(self, x):
-        z = self.linear(x)
-        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        z = as_floats(self.linear(x))
         fine,coarse = z[:,:self.n_classes],z[:,self.n_classes:]
         return fine.log_softmax(1) + coarse.log_softmax(1)[:,self.parent]

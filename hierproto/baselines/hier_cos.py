@@ -35,14 +35,12 @@ class HierCOSHead(nn.Module):
 # %% ../../nbs/18b_baselines.hier_cos.ipynb #ee2480ce
 class HierCOSLoss(VectorLoss):
     "Divergence of softmax $|z|$ from a distribution on the path of the class, plus `alpha` times a term per level"
+    no_focal = 'Hier-COS has no probability of the class'
     def __init__(self,
         h, # `Hierarchy`
         alpha=.05, # weight of the second term
-        gamma=0., # must be 0: no focal factor is defined
         **kwargs # `weight`, `ignore_index`, `reduction` of `DataLoss`
     ):
-        if gamma: raise ValueError(f"Hier-COS has no probability of the class, so a focal factor (gamma={gamma}) "
-            "is not defined; remove `gamma`, use `weight` to balance classes, or choose another method")
         super().__init__(**kwargs)
         self.alpha,K = alpha,len(as_tree(h, 'Hier-COS'))
         path,a = h.path_table()[:,1:],h.levels[:K,None]-torch.arange(h.depth)

@@ -7,7 +7,6 @@ __all__ = ['separation', 'sphere_guide', 'sphere_protos', 'squared_cosine', 'sph
 
 # %% ../../nbs/16_baselines.hyperspherical.ipynb #3ebd7c1e
 import hashlib, torch
-from fastprogress.fastprogress import progress_bar
 from ..hierarchy import *
 from ..distortion import *
 from ..prototypes import *
@@ -36,12 +35,12 @@ def sphere_guide(
     return rank_loss(unit(protos), D, 'cosine', n, **kwargs) + sep*separation(protos)
 
 # %% ../../nbs/16_baselines.hyperspherical.ipynb #6839e9c7
-def _place(D, m, sep, n, n_steps, lr, seed, progress):
+def _place(D, m, sep, n, n_steps, lr, seed):
     g = torch.Generator(D.device).manual_seed(seed)
     x = torch.randn(len(D), m, generator=g, device=D.device).requires_grad_()
     opt = torch.optim.Adam([x], lr)
     sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, n_steps)
-    for _ in progress_bar(range(n_steps), leave=False) if progress else range(n_steps):
+    for _ in range(n_steps):
         opt.zero_grad()
         sphere_guide(x, D, sep, n, generator=g).backward()
         opt.step()
@@ -58,13 +57,12 @@ def sphere_protos(
     n=200, # triplets per step
     n_steps=500, # steps of Adam; the learning rate decreases to zero
     lr=.1, # initial learning rate
-    seed=42, # of the start and the draws
-    progress=True # show a progress bar?
+    seed=42 # of the start and the draws
 ):
     "Unit vectors `(K, m)` that make `sphere_guide` small"
     D,settings = costs_for(D, len(D)),(m, sep, n, n_steps, lr, seed)
     key = hashlib.sha1(D.cpu().contiguous().numpy()).digest(),D.device,*settings
-    if key not in _placed: _placed[key] = _place(D, *settings, progress)
+    if key not in _placed: _placed[key] = _place(D, *settings)
     return _placed[key].clone()
 
 # %% ../../nbs/16_baselines.hyperspherical.ipynb #9943e4e3
@@ -73,9 +71,7 @@ def squared_cosine(
     y # (K, m)
 ):
     "$(1-\\cos)^2$ between the rows of `x` and of `y`"
-    with torch.autocast(x.device.type, enabled=False):
-        x,y = (o.to(torch.promote_types(o.dtype, torch.float32)) for o in (x, y))
-        return (1 - unit(x)@unit(y).t().to(x))**2
+    return cosine(x, y).square()
 
 # %% ../../nbs/16_baselines.hyperspherical.ipynb #5606cfa5
 def sphere_head(
@@ -92,12 +88,5 @@ def sphere_head(
 # %% ../../nbs/16_baselines.hyperspherical.ipynb #fda972b1
 class SquaredCosineLoss(ScoreLoss):
     "Minus the score of the true class: $(1-\\cos)^2$ with the scores of a `sphere_head`"
-    def __init__(self,
-        gamma=0., # must be 0: no focal factor is defined
-        **kwargs # `weight`, `ignore_index`, `reduction` of `DataLoss`
-    ):
-        if gamma: raise ValueError(f"the hyperspherical loss has no probabilities, so a focal factor (gamma={gamma}) "
-            "is not defined; remove `gamma`, use `weight` to balance classes, or choose another method")
-        super().__init__(**kwargs)
-
+    no_focal = 'the hyperspherical loss has no probabilities'
     def terms(self, scores, targets): return -scores.gather(1, targets[:,None])[:,0]

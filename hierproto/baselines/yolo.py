@@ -22,8 +22,7 @@ class TreeSoftmax(nn.Module):
         super().__init__()
         self.sums = SubtreeSum(as_tree(h, 'a softmax over siblings'))
 
-    def forward(self, z):
-        return self.sums.tree_log_softmax(z.to(torch.promote_types(z.dtype, torch.float32)))
+    def forward(self, z): return self.sums.tree_log_softmax(as_floats(z))
 
 # %% ../../nbs/15_baselines.yolo.ipynb #dcd769e3
 class YOLOHead(nn.Module):
