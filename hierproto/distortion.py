@@ -41,10 +41,10 @@ def _euclidean(x, y):
 # %% ../nbs/03_distortion.ipynb #0113866a
 def _squared(x, y): return _euclidean(x, y).square()
 
-def _pseudo_huber(x, y, delta=1.):
-    "Distances between the rows of `x` and of `y`, quadratic well below `delta` and linear well above"
-    q = _squared(x, y)/delta**2
-    return delta*q/(1 + (1+q).sqrt()) # precise for small q
+def _pseudo_huber(x, y):
+    "Distances between the rows of `x` and of `y`, quadratic well below 1 and linear well above"
+    q = _squared(x, y)
+    return q/(1 + (1+q).sqrt()) # precise for small q
 
 # %% ../nbs/03_distortion.ipynb #9d39c5df
 def cosine(x, y):
@@ -268,11 +268,10 @@ def embed_metric(
     m, # dimensions
     scale=1., # minimise eq. 6 at this scale; `None` leaves it free
     hidden=False, # place all nodes of the tree
-    n_init=1, # starts: classical scaling, then random ones; the best result is returned
-    seed=42 # of the starts
+    n_init=1 # starts: classical scaling, then random ones; the best result is returned
 ):
     "`m`-dimensional prototypes whose distances follow the costs `D`"
-    D, g = as_costs(D, hidden).double(), torch.Generator().manual_seed(seed)
+    D, g = as_costs(D, hidden).double(), torch.Generator().manual_seed(42)
     def start(i):
         x = torch.randn(len(D), m, generator=g, dtype=torch.double).to(D.device)*D.mean()/m**.5
         return (x if i else _classical(D, m) + .01*x)/(scale or 1.)

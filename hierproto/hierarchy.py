@@ -420,14 +420,11 @@ def _tensor(D):
 # %% ../nbs/00_hierarchy.ipynb #0e4b3a97
 def _from_frame(D, names=None):
     "The DataFrame `D` in the order of `names`, and the names"
-    rows, columns = list(D.index), list(D.columns)
-    if names is None:
-        if rows != columns: fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
-        names = columns
-    rows, columns, order = ([as_name(o) for o in l] for l in (rows, columns, names))
-    if rows == columns and {*rows} == {*order}:
-        at = [rows.index(o) for o in order]
-        D = D.iloc[at, at]
+    rows, columns = ([as_name(o) for o in axis] for axis in D.axes)
+    if names is None and rows != columns:
+        fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
+    names = columns if names is None else [as_name(n) for n in names]
+    if rows == columns and {*rows} == {*names}: D = D.set_axis(rows).set_axis(rows, axis=1).loc[names, names]
     return D, names
 
 # %% ../nbs/00_hierarchy.ipynb #2b22c560
@@ -452,18 +449,6 @@ class CostMatrix(Costs):
     def shape(self):
         "Shape of the matrix"
         return self.D.shape
-
-# %% ../nbs/00_hierarchy.ipynb #6c28eba5
-@patch(cls_method=True)
-def __torch_function__(cls:CostMatrix, func, types, args=(), kwargs=None):
-    "Let the torch function `func` see tensors instead of cost matrices"
-    def plain(o): return o.D if isinstance(o, CostMatrix) else type(o)(map(plain, o)) if type(o) in (list, tuple) else o
-    return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
-
-@patch
-def __array__(self:CostMatrix, dtype=None, copy=None):
-    "The matrix as a numpy array"
-    return np.array(self.D.numpy(force=True), dtype=dtype)
 
 # %% ../nbs/00_hierarchy.ipynb #cd5a6886
 @patch
@@ -576,11 +561,11 @@ def named_costs(name):
 
 # %% ../nbs/00_hierarchy.ipynb #8779bbeb
 @patch
-def mean_cost(self:Hierarchy, hidden=False, diagonal=False):
-    "Mean of the cost matrix of the classes or (`hidden`) all nodes, with or without its diagonal"
+def mean_cost(self:Hierarchy, hidden=False):
+    "Mean cost between two different classes, or (`hidden`) mean of the cost matrix of all nodes"
     n, m = self.n_nodes if hidden else len(self), self.sizes(hidden).double()
     total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
-    return total / max(1, n*n if diagonal else n*(n-1))
+    return total / max(1, n*n if hidden else n*(n-1))
 
 # %% ../nbs/00_hierarchy.ipynb #42166b0a
 @patch
@@ -591,7 +576,7 @@ def summary(self:Hierarchy):
     row = {'depth': self.depth, 'nodes without root': n-1, 'leaves': K, 'branching factor': (n-1)/(n-K),
            'leaves per lowest group': K/(mates > 0).sum().item(),
            'siblings per leaf': (mates[up]-1).double().mean().item(),
-           'mean D, leaf pairs': self.mean_cost(), 'mean D, all nodes': self.mean_cost(hidden=True, diagonal=True)}
+           'mean D, leaf pairs': self.mean_cost(), 'mean D, all nodes': self.mean_cost(hidden=True)}
     return pd.DataFrame(row, index=[self.name or 'this tree']).round(2)
 
 # %% ../nbs/00_hierarchy.ipynb #75f2109d

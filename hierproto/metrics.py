@@ -190,20 +190,20 @@ def as_probs(
     return p if probs else p.softmax(1)
 
 # %% ../nbs/05_metrics.ipynb #0d9407e5
-def _bins(b, c=None, n_bins=15, probs=None):
+def _bins(b, c=None, probs=None):
     if not b.soft: raise HierarchyError('calibration needs scores, not labels')
     conf = b.flat(as_probs(b.scores, probs).amax(1)).double()
-    k = ((conf*n_bins).ceil().long()-1).clamp(0, n_bins-1)
+    k = ((conf*15).ceil().long()-1).clamp(0, 14)
     right = b.flat(b.scores.argmax(1))==b.targs # whatever the decision rule answers
     weights = right.double(),conf,torch.ones_like(conf)
-    return torch.stack([torch.bincount(k, w, minlength=n_bins) for w in weights])
+    return torch.stack([torch.bincount(k, w, minlength=15) for w in weights])
 
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
 # %% ../nbs/05_metrics.ipynb #c34dc96e
-def calibration_error(scores, targets, n_bins=15, ignore_index=None, probs=None):
-    "Calibration error of `scores` for `targets` over `n_bins`, without `ignore_index`; `probs` as in `as_probs`"
-    return _ece(_bins(Batch(scores, targets, ignore_index), None, n_bins, probs))
+def calibration_error(scores, targets, ignore_index=None, probs=None):
+    "Calibration error of `scores` for `targets` over 15 bins, without `ignore_index`; `probs` as in `as_probs`"
+    return _ece(_bins(Batch(scores, targets, ignore_index), probs=probs))
 
 # %% ../nbs/05_metrics.ipynb #b729602c
 def n_real(dl, bs):

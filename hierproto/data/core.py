@@ -91,15 +91,13 @@ def tensor_dls(
     batch_tfms=None, # transforms of a batch, on the device
     device=None, # where batches go; fastai's default device unless given
     path='.', # where the learner saves
-    drop_last=False, # drop the last, smaller batch of training?
     ds_cls=TensorDS, # type of the data sets
     test=None # (x, y) to test on, a third loader; None for none
 ):
     "`DataLoaders` over tensors in memory"
     def loader(i, xy):
         ds = ds_cls(*xy, vocab=vocab, split_idx=min(i, 1))
-        kw = dict(shuffle=i==0, drop_last=drop_last and i==0, after_batch=L(batch_tfms).copy())
-        return TensorDL(ds, bs=val_bs or 2*bs if i else bs, **kw)
+        return TensorDL(ds, bs=val_bs or 2*bs if i else bs, shuffle=i==0, after_batch=L(batch_tfms).copy())
     parts = [loader(i, o) for i,o in enumerate((train,valid,test)) if o is not None]
     return DataLoaders(*parts, path=path).to(ifnone(device, default_device()))
 

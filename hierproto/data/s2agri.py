@@ -220,7 +220,6 @@ def s2agri(
     min_samples=100, # classes with fewer parcels are removed
     fraction=1., # share of the training parcels to train on
     seed=0, # of the splits and of `fraction`
-    jitter=True, # add noise to the training pixels?
     num_workers=0, # processes that read parcels
     source=None, # folder; searched for unless given
     device=None, # where batches go
@@ -233,7 +232,7 @@ def s2agri(
     dss = _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels)
     h = align_costs(_label_tree(all_labels, fine, names) if hierarchy is None else hierarchy, dss[0].vocab, subset=True)
     if hierarchy is None and h.depth==1: warnings.warn('without a tree all mistakes cost the same: pass `hierarchy`')
-    tfms = [_NormParcels(*(_read_stats(src) or _compute_stats(dss[0]))), *[_JitterPixels()]*jitter]
+    tfms = [_NormParcels(*(_read_stats(src) or _compute_stats(dss[0]))), _JitterPixels()]
     kw = dict(bs=bs, num_workers=num_workers, after_batch=tfms)
     dls = DataLoaders(*[_ParcelDL(ds, shuffle=k==0, **kw) for k,ds in enumerate(dss)], path=path)
     return dls.to(ifnone(device, default_device())), h
