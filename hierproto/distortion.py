@@ -54,7 +54,6 @@ def cosine(x, y):
 
 distances = dict(euclidean=_euclidean, squared=_squared, pseudo_huber=_pseudo_huber, cosine=cosine)
 
-# %% ../nbs/03_distortion.ipynb #4b9cd483
 def get_distance(distance):
     "The function called `distance`; functions are returned as they are"
     if callable(distance): return distance
@@ -75,7 +74,6 @@ def _paired(x, y, distance='euclidean'):
     "Distances between row `i` of `x` and row `i` of `y`"
     f = get_distance(distance)
     if f is _euclidean: return torch.linalg.vector_norm(torch.sub(*_float(x, y)), dim=-1)
-    if f is cosine: return (1 - torch.mul(*map(unit, _float(x, y))).sum(-1)).clamp_min(0)
     return torch.vmap(lambda a, b: f(a[None], b[None])[0,0])(x, y)
 
 # %% ../nbs/03_distortion.ipynb #9aed7163
@@ -129,7 +127,6 @@ def _smooth_scale(a):
     q = b.square().sum()
     return torch.where(q > 0, b.sum()/q.where(q > 0, 1)/top, 1.)
 
-# %% ../nbs/03_distortion.ipynb #ef30cdc2
 def smooth_scale(protos, D, distance='euclidean'):
     "Factor that minimises eq. 6 for `protos`, `D` and `distance` (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))

@@ -37,7 +37,6 @@ def tidy_name(s):
 # %% ../nbs/00_hierarchy.ipynb #4144b715
 def is_missing(x): return pd.api.types.is_scalar(x) and pd.isna(x)
 
-# %% ../nbs/00_hierarchy.ipynb #abf49071
 def as_name(x, where=None):
     "`x` as a tidy name"
     if hasattr(x, '__len__') and not isinstance(x, str):
@@ -229,7 +228,6 @@ def n_nodes(self:Hierarchy):
     "Number of nodes, including the root"
     return len(self._names)
 
-# %% ../nbs/00_hierarchy.ipynb #a4aa168f
 @patch(as_prop=True)
 def depth(self:Hierarchy):
     "Number of edges from the root to the deepest leaf"
@@ -241,7 +239,6 @@ def level_names(self:Hierarchy):
     "Names of the levels below the root, coarsest first: those given, or numbers and 'class' for the last"
     return self._level_names or [*(f'level {l}' for l in range(1, self.depth)), 'class']
 
-# %% ../nbs/00_hierarchy.ipynb #1165bd73
 @patch(as_prop=True)
 def widths(self:Hierarchy):
     "Number of nodes at each level below the root"
@@ -253,7 +250,6 @@ def edge_weights(self:Hierarchy):
     "Weight of the edge above each node, 0 for the root"
     return torch.tensor(self._w, dtype=torch.float32)
 
-# %% ../nbs/00_hierarchy.ipynb #4ba0f532
 @patch(as_prop=True)
 def weights(self:Hierarchy):
     "The weights that differ from 1, by path"
@@ -265,7 +261,6 @@ def children(self:Hierarchy, i):
     "Numbers of the nodes directly below node `i`"
     return (self.parent == int(i)).nonzero()[:,0].tolist()
 
-# %% ../nbs/00_hierarchy.ipynb #dec5acd0
 @patch
 def __repr__(self:Hierarchy):
     name = f' {self.name!r}' if self.name else ''
@@ -290,7 +285,6 @@ def ancestors(self:Hierarchy, level):
     at = self.path_table()[:,level]
     return torch.where(at >= 0, at, torch.arange(len(self)))
 
-# %% ../nbs/00_hierarchy.ipynb #7a3e49de
 @patch
 def ancestry(self:Hierarchy):
     "Boolean tensor over nodes and classes: whether the class lies under the node or is it"
@@ -306,7 +300,6 @@ def order(self:Hierarchy):
     for i, p in enumerate(self._up[:-1]): first[p] = min(first[p], first[i])
     return torch.from_numpy(np.lexsort(np.array(first)[self.path_table().T.flip(0)]))
 
-# %% ../nbs/00_hierarchy.ipynb #b8849071
 @patch
 def sizes(self:Hierarchy, hidden=False):
     "Number of classes, or (`hidden`) nodes, under each node, itself included"
@@ -456,7 +449,6 @@ def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor"
     return self.D if not hidden else fail('costs of hidden nodes need a tree: give a Hierarchy, not a cost matrix')
 
-# %% ../nbs/00_hierarchy.ipynb #ece34b1b
 @patch
 def pair_costs(self:CostMatrix, i, j):
     "Costs of predicting `i` when `j` is true, numbers or tensors that broadcast"
@@ -512,7 +504,6 @@ def subset(self:Costs, names):
     "The part that contains the classes `names`, in their order"
     return self._take(self._positions(names))
 
-# %% ../nbs/00_hierarchy.ipynb #d59cfc24
 @patch
 def align(self:Costs, vocab):
     "The same with the classes in the order of `vocab`, matched by name"
@@ -580,4 +571,4 @@ def summary(self:Hierarchy):
     return pd.DataFrame(row, index=[self.name or 'this tree']).round(2)
 
 # %% ../nbs/00_hierarchy.ipynb #75f2109d
-import hierproto.readers
+import hierproto.readers # gives every `Hierarchy` its `from_csv` and the other readers

@@ -89,7 +89,6 @@ def _wrong(b, c=None):
     i,j,n = b.pairs()
     return _sums(n*(i!=j), n)
 
-# %% ../nbs/05_metrics.ipynb #9f01de57
 def error_rate(
     scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
     targets, # true labels (B[, H, W])
@@ -126,7 +125,6 @@ def _at_k(b, c, k):
     top = b.flat(b.scores.topk(k, 1).indices.movedim(1,-1))
     return _sums(c.pair_costs(top, b.targs[:,None]).double().mean(1), torch.ones(len(top)))
 
-# %% ../nbs/05_metrics.ipynb #6f657f08
 def hier_dist_at_k(scores, targets, D, k, ignore_index=None, vocab=None):
     "Mean cost of the `k` highest scores; `scores`, `targets`, `D`, `ignore_index`, `vocab` as in `average_cost`"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _classes(D, vocab), k))
@@ -137,7 +135,6 @@ def _same_at(b, c, level):
     A = c.ancestors(level)
     return _sums(n*(A[i]==A[j]), n)
 
-# %% ../nbs/05_metrics.ipynb #bca4d9e2
 def level_accuracy(scores, targets, h, level, ignore_index=None, vocab=None):
     "Accuracy of `scores` for `targets` at `level` of `h`; `ignore_index` and `vocab` as in `average_cost`"
     as_tree(h, 'level_accuracy')
@@ -162,7 +159,6 @@ def _iou(s):
     both,either = s[0],s[1]+s[2]-s[0]
     return (both/either)[either>0].mean()
 
-# %% ../nbs/05_metrics.ipynb #a2774f83
 def mean_iou(scores, targets, n_classes=None, ignore_index=None):
     "Mean IoU of `scores` for `targets` over classes that occur, of `n_classes`; `ignore_index` as in `error_rate`"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes and range(n_classes)))
@@ -200,7 +196,6 @@ def _bins(b, c=None, probs=None):
 
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
-# %% ../nbs/05_metrics.ipynb #c34dc96e
 def calibration_error(scores, targets, ignore_index=None, probs=None):
     "Calibration error of `scores` for `targets` over 15 bins, without `ignore_index`; `probs` as in `as_probs`"
     return _ece(_bins(Batch(scores, targets, ignore_index), probs=probs))
@@ -274,7 +269,6 @@ def _all_sum(x, device):
     torch.distributed.all_reduce(x)
     return x.cpu()
 
-# %% ../nbs/05_metrics.ipynb #dcee3516
 @patch(as_prop=True)
 def value(self:_SumMetric):
     "The metric over all batches and processes so far"
