@@ -37,16 +37,16 @@ class Batch:
     def __init__(self, scores, targets, ignore_index=None, rule=None):
         self.scores,targets = (torch.as_tensor(o).detach().as_subclass(torch.Tensor) for o in (scores,targets))
         targets = _fit_targets(self.scores, targets).cpu()
-        self.soft,self.ndim,self.n_samples = self.scores.ndim > targets.ndim,targets.ndim,len(targets)
-        # as doubles, because -100 becomes 156 in a mask of 8 bits
-        self.keep = None if ignore_index is None else targets.double() != ignore_index
+        self.soft,self.n_samples = self.scores.ndim > targets.ndim,len(targets)
+        # as doubles, because -100 becomes 156 in a mask of 8 bits; no label equals NaN
+        self.keep = targets.double() != (torch.nan if ignore_index is None else ignore_index)
         self.n_classes = self.scores.shape[1] if self.soft else torch.inf
         self.targs,self.preds = _labels(self.flat(targets), self.n_classes),self._predict(rule)
         if not self.soft: self.n_classes = max([0, *(int(o.max())+1 for o in (self.preds,self.targs) if len(o))])
         self.counts = self._count()
 
     def __len__(self): return len(self.targs)
-    def flat(self, x): return x.cpu().flatten(0, self.ndim-1) if self.keep is None else x.cpu()[self.keep]
+    def flat(self, x): return x.cpu()[self.keep]
 
 # %% ../nbs/05_metrics.ipynb #2a2f3a5b
 @patch
@@ -121,7 +121,6 @@ def mistake_severity(scores, targets, D, ignore_index=None, vocab=None):
 def _at_k(b, c, k):
     b.pairs(len(c))
     if not b.soft: raise HierarchyError('hier_dist_at_k needs scores, not labels')
-    if not 1 <= k <= len(c): raise HierarchyError(f'k must lie between 1 and {len(c)}, the number of classes, got {k}')
     top = b.flat(b.scores.topk(k, 1).indices.movedim(1,-1))
     return _sums(c.pair_costs(top, b.targs[:,None]).double().mean(1), torch.ones(len(top)))
 

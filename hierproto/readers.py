@@ -270,8 +270,7 @@ def to_json(self:Hierarchy, f=None):
     "Write the tree as JSON to `f`; None returns the text"
     d = dict(format=_tree_format, name=self.name, level_names=self._level_names, tree=self.nested(),
              titles=self.titles, weights=[*self.weights.items()])
-    try: text = json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False)
-    except RecursionError: fail(f'a tree of depth {self.depth} is too deep for JSON: `to_csv` writes it')
+    text = json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False)
     return _write(text + '\n', f)
 
 # %% ../nbs/01_readers.ipynb #c3e888fd

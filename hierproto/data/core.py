@@ -231,11 +231,10 @@ def hold_out(
 # %% ../../nbs/20_data.core.ipynb #9eecd6ca
 def random_parts(
     n, # number of items
-    shares, # share of each part; they add up to 1
+    shares, # share of each part
     seed=0 # of the random order
 ):
-    "The numbers below `n` in random parts of `shares`, each in ascending order"
-    cuts = [round(n*c) for c in np.cumsum(shares).tolist()]
-    if cuts[-1]!=n: raise ValueError(f'shares must add up to 1, got {sum(shares)}')
+    "The numbers below `n` in random parts of `shares`, each in ascending order; the last part takes what is left"
+    cuts = [round(n*c) for c in np.cumsum(shares[:-1]).tolist()]
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    return [o.sort().values for o in order.tensor_split(cuts[:-1])]
+    return [o.sort().values for o in order.tensor_split(cuts)]
