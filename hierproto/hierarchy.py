@@ -438,10 +438,6 @@ class CostMatrix(Costs):
     def __repr__(self): return f'CostMatrix: {len(self)} classes, {quoted(self.leaves, 3)}'
     @property
     def _state(self): return self.leaves, self.D.float().tolist() # the precision of files
-    @property
-    def shape(self):
-        "Shape of the matrix"
-        return self.D.shape
 
 # %% ../nbs/00_hierarchy.ipynb #cd5a6886
 @patch

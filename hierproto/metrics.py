@@ -225,16 +225,13 @@ class _Reader:
 # %% ../nbs/05_metrics.ipynb #555e7262
 class _SumMetric(Metric):
     "Add up `sums(batch, classes)` of every batch, over all processes, and make a number of them with `final`"
+    name = None # a property in fastai, an attribute here
     def __init__(self, sums, name, final, reader):
-        self.sums,self._name,self.final,self.reader = sums,name,final,reader
+        self.sums,self.name,self.final,self.reader = sums,name,final,reader
         self.reset()
     def reset(self):
         "Forget all batches"
         self.total,self.result,self.device = None,None,'cpu'
-    @property
-    def name(self):
-        "Name of the metric"
-        return self._name
 
 # %% ../nbs/05_metrics.ipynb #38c5a23d
 @patch

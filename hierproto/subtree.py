@@ -12,10 +12,11 @@ from fastcore.basics import patch
 from .hierarchy import *
 
 # %% ../nbs/06_subtree.ipynb #bcb8aa84
-def _rows(i, x): return i[:,None].expand(-1, x.shape[1])
-def _pick(x, i): return x.gather(0, _rows(i, x))
-def _add(x, i, n): return x.new_zeros(n, x.shape[1]).scatter_add(0, _rows(i, x), x)
-def _max(x, i, n): return x.new_full((n, x.shape[1]), -torch.inf).scatter_reduce(0, _rows(i, x), x, 'amax')
+def _key(i, x): return i.view(-1, *[1]*(x.ndim-2)).expand_as(x)
+def _full(x, n, value): return x.new_full((x.shape[0], n, *x.shape[2:]), value) # `len(x)` would not export to ONNX
+def _pick(x, i): return x.index_select(1, i)
+def _add(x, i, n): return _full(x, n, 0.).scatter_add(1, _key(i, x), x)
+def _max(x, i, n): return _full(x, n, -torch.inf).scatter_reduce(1, _key(i, x), x, 'amax')
 
 # %% ../nbs/06_subtree.ipynb #370614e6
 class SubtreeSum(nn.Module):
@@ -34,51 +35,39 @@ class SubtreeSum(nn.Module):
         for name,o in maps.items(): self.register_buffer(name, o, persistent=False)
 
 # %% ../nbs/06_subtree.ipynb #0e4c2a70
-def _by_row(f, x, n):
-    "Apply `f`, which works on rows, to `x` with `n` values in dimension 1"
+def _check_width(x, n):
     if x.shape[1] != n: raise HierarchyError(f"got {x.shape[1]} values per sample, the tree needs {n}")
-    z = x.movedim(1, 0).flatten(1).contiguous()
-    return f(z).unflatten(1, x.shape[:1]+x.shape[2:]).movedim(0, 1)
-
-@patch
-def _sums(self:SubtreeSum, z):
-    inner = _add(_pick(_add(z, self.group, self.n_groups), self.low), self.high, self.n_inner)
-    return torch.cat([z, inner])
 
 @patch
 def forward(self:SubtreeSum, x):
     "Sums of `x` over the subtree of each node"
-    return _by_row(self._sums, x, self.n_classes)
+    _check_width(x, self.n_classes)
+    inner = _add(_pick(_add(x, self.group, self.n_groups), self.low), self.high, self.n_inner)
+    return torch.cat([x, inner], 1)
 
 # %% ../nbs/06_subtree.ipynb #194da487
-@patch
-def _logsumexp(self:SubtreeSum, z):
-    t = _max(z.detach(), self.group, self.n_groups)
-    s = _add((z-_pick(t, self.group)).exp(), self.group, self.n_groups)
-    t = _pick(t, self.low)
-    top = _max(t, self.high, self.n_inner)
-    inner = _add(_pick(s, self.low)*(t-_pick(top, self.high)).exp(), self.high, self.n_inner)
-    return torch.cat([z, top+inner.log()])
-
 @patch
 def logsumexp(self:SubtreeSum,
     scores # of classes, `(B, K, ...)`
 ):
     "Log-sum-exp of `scores` over the classes below each node; their log-probabilities for `scores.log_softmax(1)`"
-    return _by_row(self._logsumexp, scores, self.n_classes)
+    _check_width(scores, self.n_classes)
+    t = _max(scores.detach(), self.group, self.n_groups)
+    s = _add((scores-_pick(t, self.group)).exp(), self.group, self.n_groups)
+    t = _pick(t, self.low)
+    top = _max(t, self.high, self.n_inner)
+    inner = _add(_pick(s, self.low)*(t-_pick(top, self.high)).exp(), self.high, self.n_inner)
+    return torch.cat([scores, top+inner.log()], 1)
 
 # %% ../nbs/06_subtree.ipynb #a948e562
-@patch
-def _tree_log_softmax(self:SubtreeSum, z):
-    K,n,low,high = self.n_classes,self.n_groups,self.low[self.n_groups:],self.high[self.n_groups:]
-    c = z-_pick(_max(z.detach(), self.parent, self.n_inner), self.parent)
-    log_s = _add(c.exp(), self.parent, self.n_inner).log()
-    above = _add(_pick(c[K:]-_pick(log_s, self.parent[K:]), high), low, n)
-    return c[:K] + _pick(above-_pick(log_s, self.inner), self.group)
-
 @patch
 def tree_log_softmax(self:SubtreeSum,
     scores # of all nodes but the root, `(B, n_nodes-1, ...)`
 ):
     "Log-probabilities of the classes `(B, K, ...)`, with a softmax for each group of siblings"
-    return _by_row(self._tree_log_softmax, scores, len(self.parent))
+    _check_width(scores, len(self.parent))
+    K,n,low,high = self.n_classes,self.n_groups,self.low[self.n_groups:],self.high[self.n_groups:]
+    c = scores-_pick(_max(scores.detach(), self.parent, self.n_inner), self.parent)
+    log_s = _add(c.exp(), self.parent, self.n_inner).log()
+    above = _add(_pick(c[:,K:]-_pick(log_s, self.parent[K:]), high), low, n)
+    return c[:,:K] + _pick(above-_pick(log_s, self.inner), self.group)

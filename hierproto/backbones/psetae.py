@@ -20,7 +20,6 @@ def _mlp(*sizes, act=True):
 # %% ../../nbs/33_backbones.psetae.ipynb #16e18902
 def _apply_real(net, x, mask):
     "`net` of the vectors of `x` (..., C) that are real by `mask` (...); zeros elsewhere"
-    if mask.all(): return net(x.flatten(0, -2)).view(*x.shape[:-1], -1)
     y = net(x[mask])
     return y.new_zeros(*x.shape[:-1], y.shape[-1]).masked_scatter(mask[...,None], y)
 
