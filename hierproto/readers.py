@@ -215,10 +215,7 @@ def from_csv(cls:Hierarchy,
     return h
 
 # %% ../nbs/01_readers.ipynb #08b7a6dc
-@patch(cls_method=True)
-def from_frame(cls:Hierarchy, df, levels=None):
-    "A hierarchy from the DataFrame `df`, see `from_csv`"
-    return cls.from_csv(df, levels)
+Hierarchy.from_frame = Hierarchy.from_csv # which reads frames too
 
 # %% ../nbs/01_readers.ipynb #59fa1ddb
 def _write(text, f):
