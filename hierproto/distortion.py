@@ -41,10 +41,10 @@ def _euclidean(x, y):
 # %% ../nbs/03_distortion.ipynb #0113866a
 def _squared(x, y): return _euclidean(x, y).square()
 
-def _pseudo_huber(x, y, delta=1.):
-    "Distances between the rows of `x` and of `y`, quadratic well below `delta` and linear well above"
-    q = _squared(x, y)/delta**2
-    return delta*q/(1 + (1+q).sqrt()) # precise for small q
+def _pseudo_huber(x, y):
+    "Distances between the rows of `x` and of `y`, quadratic well below 1 and linear well above"
+    q = _squared(x, y)
+    return q/(1 + (1+q).sqrt()) # precise for small q
 
 # %% ../nbs/03_distortion.ipynb #9d39c5df
 def cosine(x, y):
@@ -54,7 +54,6 @@ def cosine(x, y):
 
 distances = dict(euclidean=_euclidean, squared=_squared, pseudo_huber=_pseudo_huber, cosine=cosine)
 
-# %% ../nbs/03_distortion.ipynb #4b9cd483
 def get_distance(distance):
     "The function called `distance`; functions are returned as they are"
     if callable(distance): return distance
@@ -75,7 +74,6 @@ def _paired(x, y, distance='euclidean'):
     "Distances between row `i` of `x` and row `i` of `y`"
     f = get_distance(distance)
     if f is _euclidean: return torch.linalg.vector_norm(torch.sub(*_float(x, y)), dim=-1)
-    if f is cosine: return (1 - torch.mul(*map(unit, _float(x, y))).sum(-1)).clamp_min(0)
     return torch.vmap(lambda a, b: f(a[None], b[None])[0,0])(x, y)
 
 # %% ../nbs/03_distortion.ipynb #9aed7163
@@ -129,7 +127,6 @@ def _smooth_scale(a):
     q = b.square().sum()
     return torch.where(q > 0, b.sum()/q.where(q > 0, 1)/top, 1.)
 
-# %% ../nbs/03_distortion.ipynb #ef30cdc2
 def smooth_scale(protos, D, distance='euclidean'):
     "Factor that minimises eq. 6 for `protos`, `D` and `distance` (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))
@@ -268,11 +265,10 @@ def embed_metric(
     m, # dimensions
     scale=1., # minimise eq. 6 at this scale; `None` leaves it free
     hidden=False, # place all nodes of the tree
-    n_init=1, # starts: classical scaling, then random ones; the best result is returned
-    seed=42 # of the starts
+    n_init=1 # starts: classical scaling, then random ones; the best result is returned
 ):
     "`m`-dimensional prototypes whose distances follow the costs `D`"
-    D, g = as_costs(D, hidden).double(), torch.Generator().manual_seed(seed)
+    D, g = as_costs(D, hidden).double(), torch.Generator().manual_seed(42)
     def start(i):
         x = torch.randn(len(D), m, generator=g, dtype=torch.double).to(D.device)*D.mean()/m**.5
         return (x if i else _classical(D, m) + .01*x)/(scale or 1.)

@@ -37,7 +37,6 @@ def tidy_name(s):
 # %% ../nbs/00_hierarchy.ipynb #4144b715
 def is_missing(x): return pd.api.types.is_scalar(x) and pd.isna(x)
 
-# %% ../nbs/00_hierarchy.ipynb #abf49071
 def as_name(x, where=None):
     "`x` as a tidy name"
     if hasattr(x, '__len__') and not isinstance(x, str):
@@ -104,15 +103,6 @@ def _weights_by_node(weights, met):
     return out
 
 # %% ../nbs/00_hierarchy.ipynb #91bc260f
-def _preorder(up):
-    "The nodes of the list of parents `up` in preorder"
-    below, todo, out = [[] for _ in up], [0], []
-    for n, p in enumerate(up[1:], 1): below[p].append(n)
-    while todo:
-        out.append(todo.pop())
-        todo += reversed(below[out[-1]])
-    return out
-
 def _layout(ends, met, weights):
     "What a `Hierarchy` stores about its nodes, in the order that users see"
     up, level = [-1, *(p for p, _ in met)], [0]
@@ -121,8 +111,7 @@ def _layout(ends, met, weights):
     new, names = np.argsort(order), ['', *(n for _, n in met)]
     parent = np.array([new[up[n]] if n else -1 for n in order])
     return dict(levels=torch.tensor(level)[order], parent=torch.from_numpy(parent), _up=parent.tolist(),
-                _pre=new[_preorder(up)], _names=[names[n] for n in order],
-                _w=np.array([weights.get(n, 1.) if n else 0. for n in order]))
+                _names=[names[n] for n in order], _w=np.array([weights.get(n, 1.) if n else 0. for n in order]))
 
 # %% ../nbs/00_hierarchy.ipynb #7073c8df
 class Costs:
@@ -221,7 +210,7 @@ def _state(self:Hierarchy): return self._paths, sorted(self.weights.items())
 def _down(self:Hierarchy, value, step):
     "One number or path per node: `value` for the root, `step(that of the parent, i)` for node `i`"
     out = [value]*len(self._names)
-    for i in self._pre[1:].tolist(): out[i] = step(out[self._up[i]], i)
+    for i in reversed(range(len(out)-1)): out[i] = step(out[self._up[i]], i) # parents have higher numbers
     return out
 
 # %% ../nbs/00_hierarchy.ipynb #7aead21a
@@ -239,7 +228,6 @@ def n_nodes(self:Hierarchy):
     "Number of nodes, including the root"
     return len(self._names)
 
-# %% ../nbs/00_hierarchy.ipynb #a4aa168f
 @patch(as_prop=True)
 def depth(self:Hierarchy):
     "Number of edges from the root to the deepest leaf"
@@ -251,7 +239,6 @@ def level_names(self:Hierarchy):
     "Names of the levels below the root, coarsest first: those given, or numbers and 'class' for the last"
     return self._level_names or [*(f'level {l}' for l in range(1, self.depth)), 'class']
 
-# %% ../nbs/00_hierarchy.ipynb #1165bd73
 @patch(as_prop=True)
 def widths(self:Hierarchy):
     "Number of nodes at each level below the root"
@@ -263,7 +250,6 @@ def edge_weights(self:Hierarchy):
     "Weight of the edge above each node, 0 for the root"
     return torch.tensor(self._w, dtype=torch.float32)
 
-# %% ../nbs/00_hierarchy.ipynb #4ba0f532
 @patch(as_prop=True)
 def weights(self:Hierarchy):
     "The weights that differ from 1, by path"
@@ -275,7 +261,6 @@ def children(self:Hierarchy, i):
     "Numbers of the nodes directly below node `i`"
     return (self.parent == int(i)).nonzero()[:,0].tolist()
 
-# %% ../nbs/00_hierarchy.ipynb #dec5acd0
 @patch
 def __repr__(self:Hierarchy):
     name = f' {self.name!r}' if self.name else ''
@@ -283,10 +268,10 @@ def __repr__(self:Hierarchy):
 
 # %% ../nbs/00_hierarchy.ipynb #16afc5d5
 @patch
-def path_table(self:Hierarchy):
-    "Node numbers from the root down to each class, one row per class, padded with -1"
-    k = i = torch.arange(len(self))
-    table = torch.full((len(self), self.depth+1), -1)
+def path_table(self:Hierarchy, hidden=False):
+    "Node numbers from the root down to each class, or (`hidden`) node, one row for each, padded with -1"
+    k = i = torch.arange(self.n_nodes if hidden else len(self))
+    table = torch.full((len(k), self.depth+1), -1)
     for _ in range(self.depth+1):
         table[k, self.levels[i]] = i
         i = self.parent[i] % self.n_nodes # the root, the last node, is its own parent
@@ -300,7 +285,6 @@ def ancestors(self:Hierarchy, level):
     at = self.path_table()[:,level]
     return torch.where(at >= 0, at, torch.arange(len(self)))
 
-# %% ../nbs/00_hierarchy.ipynb #7a3e49de
 @patch
 def ancestry(self:Hierarchy):
     "Boolean tensor over nodes and classes: whether the class lies under the node or is it"
@@ -312,36 +296,38 @@ def ancestry(self:Hierarchy):
 @patch(as_prop=True)
 def order(self:Hierarchy):
     "Class numbers in the order of the tree"
-    return torch.from_numpy(self._pre[self._pre < len(self)])
+    first = [min(i, len(self)) for i in range(self.n_nodes)]
+    for i, p in enumerate(self._up[:-1]): first[p] = min(first[p], first[i])
+    return torch.from_numpy(np.lexsort(np.array(first)[self.path_table().T.flip(0)]))
 
-# %% ../nbs/00_hierarchy.ipynb #b8849071
 @patch
-def spans(self:Hierarchy, hidden=False):
-    "First position and number of the classes, or (`hidden`) nodes, under each node, in the order of the tree"
-    counts = np.arange(self.n_nodes) < (self.n_nodes if hidden else len(self))
-    first, size = np.empty(self.n_nodes, dtype=int), counts.astype(int).tolist()
-    first[self._pre] = np.cumsum(counts[self._pre]) - counts[self._pre]
-    for i in self._pre[:0:-1].tolist(): size[self._up[i]] += size[i]
-    return torch.from_numpy(first), torch.tensor(size)
+def sizes(self:Hierarchy, hidden=False):
+    "Number of classes, or (`hidden`) nodes, under each node, itself included"
+    size = [int(hidden or i < len(self)) for i in range(self.n_nodes)]
+    for i, p in enumerate(self._up[:-1]): size[p] += size[i]
+    return torch.tensor(size)
 
 # %% ../nbs/00_hierarchy.ipynb #77133623
 @patch
 def tree(self:Hierarchy, level=None):
     "The tree as text, one line per group, down to `level`; by default as many levels as fit 60 lines"
-    groups, size = self._pre[self._pre >= len(self)], self.spans()[1]
-    if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[groups] <= l).sum() <= 60)
-    def line(i):
-        own = ', '.join(self._names[c] for c in self.children(i) if c < len(self))
-        s = f"{'   '*int(self.levels[i])}{self._names[i] or self.name or 'root'} ({size[i]})" + (own and f': {own}')
-        return s if len(s) <= 110 else s[:109].rsplit(' ', 1)[0] + ' …'
-    return '\n'.join(line(i) for i in groups if self.levels[i] <= level)
+    K, size = len(self), self.sizes()
+    if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[K:] <= l).sum() <= 60)
+    def lines(i):
+        kids, l = self.children(i), int(self.levels[i])
+        own = ', '.join(self._names[c] for c in kids if c < K)
+        s = f"{'   '*l}{self._names[i] or self.name or 'root'} ({size[i]})" + (own and f': {own}')
+        yield s if len(s) <= 110 else s[:109].rsplit(' ', 1)[0] + ' …'
+        for c in kids:
+            if c >= K and l < level: yield from lines(c)
+    return '\n'.join(lines(self.n_nodes-1))
 
 # %% ../nbs/00_hierarchy.ipynb #ae0d7385
 @patch
 def collapse(self:Hierarchy):
     "The tree without groups that have one child or contain every class; other edges keep their weights"
-    kids, size = torch.bincount(self.parent[:-1], minlength=self.n_nodes), self.spans()[1]
-    keep = (torch.arange(self.n_nodes) < len(self)) | ((kids > 1) & (size < len(self)))
+    kids = torch.bincount(self.parent[:-1], minlength=self.n_nodes)
+    keep = (torch.arange(self.n_nodes) < len(self)) | ((kids > 1) & (self.sizes() < len(self)))
     if keep[:-1].all(): return self
     def shorten(name): return self._down((), lambda p, i: (*p, name(i)) if keep[i] else p)
     path = shorten(lambda i: self._names[i])
@@ -357,11 +343,10 @@ def costs(self:Hierarchy, hidden=False):
     n = self.n_nodes if hidden else len(self)
     if n > 50_000: fail(f'the cost matrix of {n} classes would take {4*n*n/1e9:.0f} GB: '
                         "use `pair_costs(i, j)`, or guide='sampled' to train")
-    W, at, D = self._heights, np.argsort(self._pre)[:n], np.empty((n, n), dtype=np.float32)
-    sky = W[self.parent.numpy()[self._pre]]
-    for i, a in enumerate(at):
-        left, right = np.minimum.accumulate(sky[a:0:-1])[::-1], np.minimum.accumulate(sky[a+1:])
-        D[i] = W[i] + W[:n] - 2*np.concatenate([left, W[i:i+1], right])[at]
+    W, P, D = self._heights, self.path_table(hidden).T.contiguous().numpy(), np.empty((n, n), dtype=np.float32)
+    for i in range(n):
+        shared = ((P == P[:,i,None]) & (P >= 0)).sum(0)
+        D[i] = W[i] + W[:n] - 2*W[P[shared-1,i]]
     return torch.from_numpy(D)
 
 # %% ../nbs/00_hierarchy.ipynb #9d62a984
@@ -428,14 +413,11 @@ def _tensor(D):
 # %% ../nbs/00_hierarchy.ipynb #0e4b3a97
 def _from_frame(D, names=None):
     "The DataFrame `D` in the order of `names`, and the names"
-    rows, columns = list(D.index), list(D.columns)
-    if names is None:
-        if rows != columns: fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
-        names = columns
-    rows, columns, order = ([as_name(o) for o in l] for l in (rows, columns, names))
-    if rows == columns and {*rows} == {*order}:
-        at = [rows.index(o) for o in order]
-        D = D.iloc[at, at]
+    rows, columns = ([as_name(o) for o in axis] for axis in D.axes)
+    if names is None and rows != columns:
+        fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
+    names = columns if names is None else [as_name(n) for n in names]
+    if rows == columns and {*rows} == {*names}: D = D.set_axis(rows).set_axis(rows, axis=1).loc[names, names]
     return D, names
 
 # %% ../nbs/00_hierarchy.ipynb #2b22c560
@@ -456,22 +438,6 @@ class CostMatrix(Costs):
     def __repr__(self): return f'CostMatrix: {len(self)} classes, {quoted(self.leaves, 3)}'
     @property
     def _state(self): return self.leaves, self.D.float().tolist() # the precision of files
-    @property
-    def shape(self):
-        "Shape of the matrix"
-        return self.D.shape
-
-# %% ../nbs/00_hierarchy.ipynb #6c28eba5
-@patch(cls_method=True)
-def __torch_function__(cls:CostMatrix, func, types, args=(), kwargs=None):
-    "Let the torch function `func` see tensors instead of cost matrices"
-    def plain(o): return o.D if isinstance(o, CostMatrix) else type(o)(map(plain, o)) if type(o) in (list, tuple) else o
-    return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
-
-@patch
-def __array__(self:CostMatrix, dtype=None, copy=None):
-    "The matrix as a numpy array"
-    return np.array(self.D.numpy(force=True), dtype=dtype)
 
 # %% ../nbs/00_hierarchy.ipynb #cd5a6886
 @patch
@@ -479,7 +445,6 @@ def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor"
     return self.D if not hidden else fail('costs of hidden nodes need a tree: give a Hierarchy, not a cost matrix')
 
-# %% ../nbs/00_hierarchy.ipynb #ece34b1b
 @patch
 def pair_costs(self:CostMatrix, i, j):
     "Costs of predicting `i` when `j` is true, numbers or tensors that broadcast"
@@ -535,7 +500,6 @@ def subset(self:Costs, names):
     "The part that contains the classes `names`, in their order"
     return self._take(self._positions(names))
 
-# %% ../nbs/00_hierarchy.ipynb #d59cfc24
 @patch
 def align(self:Costs, vocab):
     "The same with the classes in the order of `vocab`, matched by name"
@@ -587,11 +551,11 @@ def named_costs(name):
 
 # %% ../nbs/00_hierarchy.ipynb #8779bbeb
 @patch
-def mean_cost(self:Hierarchy, hidden=False, diagonal=False):
-    "Mean of the cost matrix of the classes or (`hidden`) all nodes, with or without its diagonal"
-    n, m = self.n_nodes if hidden else len(self), self.spans(hidden)[1].double()
+def mean_cost(self:Hierarchy, hidden=False):
+    "Mean cost between two different classes, or (`hidden`) mean of the cost matrix of all nodes"
+    n, m = self.n_nodes if hidden else len(self), self.sizes(hidden).double()
     total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
-    return total / max(1, n*n if diagonal else n*(n-1))
+    return total / max(1, n*n if hidden else n*(n-1))
 
 # %% ../nbs/00_hierarchy.ipynb #42166b0a
 @patch
@@ -602,8 +566,8 @@ def summary(self:Hierarchy):
     row = {'depth': self.depth, 'nodes without root': n-1, 'leaves': K, 'branching factor': (n-1)/(n-K),
            'leaves per lowest group': K/(mates > 0).sum().item(),
            'siblings per leaf': (mates[up]-1).double().mean().item(),
-           'mean D, leaf pairs': self.mean_cost(), 'mean D, all nodes': self.mean_cost(hidden=True, diagonal=True)}
+           'mean D, leaf pairs': self.mean_cost(), 'mean D, all nodes': self.mean_cost(hidden=True)}
     return pd.DataFrame(row, index=[self.name or 'this tree']).round(2)
 
 # %% ../nbs/00_hierarchy.ipynb #75f2109d
-import hierproto.readers
+import hierproto.readers # gives every `Hierarchy` its `from_csv` and the other readers

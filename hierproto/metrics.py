@@ -37,16 +37,16 @@ class Batch:
     def __init__(self, scores, targets, ignore_index=None, rule=None):
         self.scores,targets = (torch.as_tensor(o).detach().as_subclass(torch.Tensor) for o in (scores,targets))
         targets = _fit_targets(self.scores, targets).cpu()
-        self.soft,self.ndim,self.n_samples = self.scores.ndim > targets.ndim,targets.ndim,len(targets)
-        # as doubles, because -100 becomes 156 in a mask of 8 bits
-        self.keep = None if ignore_index is None else targets.double() != ignore_index
+        self.soft,self.n_samples = self.scores.ndim > targets.ndim,len(targets)
+        # as doubles, because -100 becomes 156 in a mask of 8 bits; no label equals NaN
+        self.keep = targets.double() != (torch.nan if ignore_index is None else ignore_index)
         self.n_classes = self.scores.shape[1] if self.soft else torch.inf
         self.targs,self.preds = _labels(self.flat(targets), self.n_classes),self._predict(rule)
         if not self.soft: self.n_classes = max([0, *(int(o.max())+1 for o in (self.preds,self.targs) if len(o))])
         self.counts = self._count()
 
     def __len__(self): return len(self.targs)
-    def flat(self, x): return x.cpu().flatten(0, self.ndim-1) if self.keep is None else x.cpu()[self.keep]
+    def flat(self, x): return x.cpu()[self.keep]
 
 # %% ../nbs/05_metrics.ipynb #2a2f3a5b
 @patch
@@ -89,7 +89,6 @@ def _wrong(b, c=None):
     i,j,n = b.pairs()
     return _sums(n*(i!=j), n)
 
-# %% ../nbs/05_metrics.ipynb #9f01de57
 def error_rate(
     scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
     targets, # true labels (B[, H, W])
@@ -122,11 +121,9 @@ def mistake_severity(scores, targets, D, ignore_index=None, vocab=None):
 def _at_k(b, c, k):
     b.pairs(len(c))
     if not b.soft: raise HierarchyError('hier_dist_at_k needs scores, not labels')
-    if not 1 <= k <= len(c): raise HierarchyError(f'k must lie between 1 and {len(c)}, the number of classes, got {k}')
     top = b.flat(b.scores.topk(k, 1).indices.movedim(1,-1))
     return _sums(c.pair_costs(top, b.targs[:,None]).double().mean(1), torch.ones(len(top)))
 
-# %% ../nbs/05_metrics.ipynb #6f657f08
 def hier_dist_at_k(scores, targets, D, k, ignore_index=None, vocab=None):
     "Mean cost of the `k` highest scores; `scores`, `targets`, `D`, `ignore_index`, `vocab` as in `average_cost`"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _classes(D, vocab), k))
@@ -137,7 +134,6 @@ def _same_at(b, c, level):
     A = c.ancestors(level)
     return _sums(n*(A[i]==A[j]), n)
 
-# %% ../nbs/05_metrics.ipynb #bca4d9e2
 def level_accuracy(scores, targets, h, level, ignore_index=None, vocab=None):
     "Accuracy of `scores` for `targets` at `level` of `h`; `ignore_index` and `vocab` as in `average_cost`"
     as_tree(h, 'level_accuracy')
@@ -162,7 +158,6 @@ def _iou(s):
     both,either = s[0],s[1]+s[2]-s[0]
     return (both/either)[either>0].mean()
 
-# %% ../nbs/05_metrics.ipynb #a2774f83
 def mean_iou(scores, targets, n_classes=None, ignore_index=None):
     "Mean IoU of `scores` for `targets` over classes that occur, of `n_classes`; `ignore_index` as in `error_rate`"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes and range(n_classes)))
@@ -190,20 +185,19 @@ def as_probs(
     return p if probs else p.softmax(1)
 
 # %% ../nbs/05_metrics.ipynb #0d9407e5
-def _bins(b, c=None, n_bins=15, probs=None):
+def _bins(b, c=None, probs=None):
     if not b.soft: raise HierarchyError('calibration needs scores, not labels')
     conf = b.flat(as_probs(b.scores, probs).amax(1)).double()
-    k = ((conf*n_bins).ceil().long()-1).clamp(0, n_bins-1)
+    k = ((conf*15).ceil().long()-1).clamp(0, 14)
     right = b.flat(b.scores.argmax(1))==b.targs # whatever the decision rule answers
     weights = right.double(),conf,torch.ones_like(conf)
-    return torch.stack([torch.bincount(k, w, minlength=n_bins) for w in weights])
+    return torch.stack([torch.bincount(k, w, minlength=15) for w in weights])
 
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
-# %% ../nbs/05_metrics.ipynb #c34dc96e
-def calibration_error(scores, targets, n_bins=15, ignore_index=None, probs=None):
-    "Calibration error of `scores` for `targets` over `n_bins`, without `ignore_index`; `probs` as in `as_probs`"
-    return _ece(_bins(Batch(scores, targets, ignore_index), None, n_bins, probs))
+def calibration_error(scores, targets, ignore_index=None, probs=None):
+    "Calibration error of `scores` for `targets` over 15 bins, without `ignore_index`; `probs` as in `as_probs`"
+    return _ece(_bins(Batch(scores, targets, ignore_index), probs=probs))
 
 # %% ../nbs/05_metrics.ipynb #b729602c
 def n_real(dl, bs):
@@ -231,16 +225,13 @@ class _Reader:
 # %% ../nbs/05_metrics.ipynb #555e7262
 class _SumMetric(Metric):
     "Add up `sums(batch, classes)` of every batch, over all processes, and make a number of them with `final`"
+    name = None # a property in fastai, an attribute here
     def __init__(self, sums, name, final, reader):
-        self.sums,self._name,self.final,self.reader = sums,name,final,reader
+        self.sums,self.name,self.final,self.reader = sums,name,final,reader
         self.reset()
     def reset(self):
         "Forget all batches"
         self.total,self.result,self.device = None,None,'cpu'
-    @property
-    def name(self):
-        "Name of the metric"
-        return self._name
 
 # %% ../nbs/05_metrics.ipynb #38c5a23d
 @patch
@@ -274,7 +265,6 @@ def _all_sum(x, device):
     torch.distributed.all_reduce(x)
     return x.cpu()
 
-# %% ../nbs/05_metrics.ipynb #dcee3516
 @patch(as_prop=True)
 def value(self:_SumMetric):
     "The metric over all batches and processes so far"

@@ -14,6 +14,14 @@ from matplotlib.textpath import TextPath
 from .hierarchy import *
 
 # %% ../nbs/02_plots.ipynb #746edac3
+def _spans(h):
+    "First position and number of the classes under each node of `h`, in the order of the tree"
+    first, size = torch.zeros(2, h.n_nodes, dtype=torch.long)
+    for l in range(h.depth+1):
+        nodes, n = h.ancestors(l)[h.order].unique_consecutive(return_counts=True)
+        first[nodes], size[nodes] = n.cumsum(0) - n, n
+    return first, size
+
 def _arc(h, i, first, size):
     "Angle of the middle and half the width of node `i` in degrees, its inner and outer ring, and its colour"
     K, l, leaf = len(h), int(h.levels[i]), i < len(h)
@@ -63,18 +71,16 @@ def _round_axis(ax, K):
 # %% ../nbs/02_plots.ipynb #4485a1a6
 @patch
 def plot_sunburst(self:Hierarchy,
-    ax=None,      # where to draw; None makes a figure that suits the number of classes
-    titles=False, # write the classes' titles instead of their names
+    ax=None, # where to draw; None makes a figure that suits the number of classes
 ):
     "The tree as rings, the first level inside and the classes outside"
-    K, (first, size) = len(self), self.spans()
-    names = self.titles if titles and self.titles else [p[-1] for p in self.nodes[:K]]
+    K, spans, names = len(self), _spans(self), [p[-1] for p in self.nodes[:len(self)]]
     ax, R = _round_axis(ax, K)
     s = min(9., 2*np.pi*(R-60)/K/1.15)
     rim = s*max(map(_width, names)) + 6 if s >= 5 else 2
     ring = (R-rim) / (self.depth + .6)
     for i, path in enumerate(self.nodes[:-1]):
-        angle, half, a, b, colour = _arc(self, i, first, size)
+        angle, half, a, b, colour = _arc(self, i, *spans)
         line = i >= K or K <= 200
         ax.add_patch(Wedge((0, 0), ring*b, angle-half, angle+half, width=ring*(b-a), fc=colour, ec='white', lw=line))
         if i < K and s >= 5: _text(ax, names[i], s, angle, ring*b+4, rim='level' if K <= 20 else 'ray')
@@ -111,7 +117,7 @@ def plot_costs(self:CostMatrix, ax=None):
 @patch
 def plot_costs(self:Hierarchy, ax=None):
     "The cost matrix with the classes in the order of the tree, and the deepest groups of which there are at most 40"
-    order, (first, size) = self.order, self.spans()
+    order, (first, size) = self.order, _spans(self)
     ax, points = _plot_matrix(ax, self.costs()[order][:,order])
     levels = [self.ancestors(l).unique() for l in range(1, self.depth+1)]
     groups = ([o for o in levels if len(o) <= 40] or levels[:1])[-1]

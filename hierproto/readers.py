@@ -76,7 +76,7 @@ def _check_tree(g):
 
 # %% ../nbs/01_readers.ipynb #e17a0479
 @patch(cls_method=True)
-def from_networkx(cls:Hierarchy, g, name=None):
+def from_networkx(cls:Hierarchy, g):
     "A hierarchy from a directed graph `g` with edges from parents to children"
     if not g.is_directed() or g.is_multigraph():
         fail('edges must run from parent to child in a DiGraph: `networkx.bfs_tree(g, root)` makes one')
@@ -92,7 +92,7 @@ def from_networkx(cls:Hierarchy, g, name=None):
     leaves = sorted((n for n in g if not g.succ[n]), key=lambda n: at[n].get('index', 0))
     weights = {path(n): w for _, n, w in g.edges(data='weight', default=1) if w != 1}
     titles, places = [at[n]['title'] for n in leaves if 'title' in at[n]], [at[n].get('place', repr(n)) for n in leaves]
-    h = cls(map(path, leaves), weights, titles or None, name or g.graph.get('name'), places)
+    h = cls(map(path, leaves), weights, titles or None, g.graph.get('name'), places)
     return h if h.n_nodes == len(g) else fail('two groups with the same parent have the same name')
 
 # %% ../nbs/01_readers.ipynb #b3126daa
@@ -159,8 +159,7 @@ def _parent_rows(rows):
 # %% ../nbs/01_readers.ipynb #6e3f1fb1
 @patch(cls_method=True)
 def from_parents(cls:Hierarchy,
-    table,     # a dict from node to parent, a list of node, parent[, weight], a DataFrame or a CSV file
-    name=None, # of the tree
+    table # a dict from node to parent, a list of node, parent[, weight], a DataFrame or a CSV file
 ):
     "A hierarchy from a table of parents"
     if isinstance(table, dict): table = [*table.items()]
@@ -171,7 +170,7 @@ def from_parents(cls:Hierarchy,
         if 'place' in g.nodes.get(n, ()): fail(f"{n!r} is listed twice (first: {g.nodes[n]['place']})", where)
         g.add_node(n, place=where)
         if not _blank(p): g.add_edge(as_name(p, where), n, weight=1 if _blank(w) else as_weight(w, where))
-    return cls.from_networkx(g, name)
+    return cls.from_networkx(g)
 
 # %% ../nbs/01_readers.ipynb #11f4e91f
 def _row_weights(df, levels, paths):
@@ -204,7 +203,6 @@ def _warn_odd(h, column, where):
 def from_csv(cls:Hierarchy,
     f,           # a path, an open file or a DataFrame
     levels=None, # the columns that are levels, coarsest first; None takes all but titles and weights
-    name=None,   # of the tree
 ):
     "A hierarchy from a table with one row per class and one column per level"
     df = _read_table(f)
@@ -212,15 +210,12 @@ def from_csv(cls:Hierarchy,
     _known(df, *cols, *(c.removeprefix('weight:') for c in df if c.startswith('weight:')))
     paths = [trim_cells(r) for r in df[cols].values.tolist()]
     titles = [t or p[-1] for t, p in zip(df['title'], paths) if p] if 'title' in {*df} - {*cols} else None
-    h = cls(paths, _row_weights(df, cols, paths), titles, name, [*df.index], cols)
+    h = cls(paths, _row_weights(df, cols, paths), titles, places=[*df.index], level_names=cols)
     _warn_odd(h, cols[0] if levels is None else None, df.index.name)
     return h
 
 # %% ../nbs/01_readers.ipynb #08b7a6dc
-@patch(cls_method=True)
-def from_frame(cls:Hierarchy, df, levels=None, name=None):
-    "A hierarchy from the DataFrame `df`, see `from_csv`"
-    return cls.from_csv(df, levels, name)
+Hierarchy.from_frame = Hierarchy.from_csv # which reads frames too
 
 # %% ../nbs/01_readers.ipynb #59fa1ddb
 def _write(text, f):
@@ -248,33 +243,31 @@ def _no_twins(pairs):
     "A dict from JSON `pairs` without repeated keys"
     return dict(zip(unique_names(k for k, _ in pairs), [v for _, v in pairs]))
 
-def _read_json(f, name=None):
+def _read_json(f):
     "The `Hierarchy` or `CostMatrix` in the JSON file `f`, ours or plain nested objects"
     text, label = _read(f)
     try:
         d = json.loads(text, object_pairs_hook=_no_twins)
         kind = d.get('format') if isinstance(d, dict) else None
         if kind == _costs_format: return CostMatrix(d.get('costs'), d.get('names'), warn=False)
-        if kind != _tree_format: return Hierarchy.from_nested(d, name=name)
+        if kind != _tree_format: return Hierarchy.from_nested(d)
         weights = {tuple(p): w for p, w in d.get('weights') or []}
-        names = d.get('titles'), name or d.get('name'), d.get('level_names')
-        return Hierarchy.from_nested(d.get('tree'), weights, *names)
+        return Hierarchy.from_nested(d.get('tree'), weights, *(d.get(k) for k in ('titles','name','level_names')))
     except (TypeError, ValueError, RecursionError) as e: fail(f'this JSON cannot be read: {e}', label)
 
 # %% ../nbs/01_readers.ipynb #08ba86df
 @patch(cls_method=True)
-def from_json(cls:Hierarchy, f, name=None):
-    "A hierarchy, called `name`, from the JSON file `f`, a path or an open file"
-    return as_tree(_read_json(f, name), 'from_json')
+def from_json(cls:Hierarchy, f):
+    "A hierarchy from the JSON file `f`, a path or an open file"
+    return as_tree(_read_json(f), 'from_json')
 
 # %% ../nbs/01_readers.ipynb #7ac60d77
 @patch
-def to_json(self:Hierarchy, f=None, **kwargs):
-    "Write the tree as JSON, with the entries `kwargs`, to `f`; None returns the text"
-    d = dict(format=_tree_format, name=self.name, level_names=self._level_names, **kwargs, tree=self.nested(),
+def to_json(self:Hierarchy, f=None):
+    "Write the tree as JSON to `f`; None returns the text"
+    d = dict(format=_tree_format, name=self.name, level_names=self._level_names, tree=self.nested(),
              titles=self.titles, weights=[*self.weights.items()])
-    try: text = json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False)
-    except RecursionError: fail(f'a tree of depth {self.depth} is too deep for JSON: `to_csv` writes it')
+    text = json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False)
     return _write(text + '\n', f)
 
 # %% ../nbs/01_readers.ipynb #c3e888fd
@@ -357,18 +350,18 @@ def _cluster_name(names, first, n): return f'{names[first]} +{n-1}' if n > 1 els
 
 # %% ../nbs/01_readers.ipynb #13fd90cf
 def _dendrogram(Z, names):
-    "The joins `Z` as a graph"
-    K, g = len(names), nx.DiGraph()
-    at, up, top, first = np.r_[np.zeros(K), Z[:,2]/2], {}, {}, [*range(K)]
-    for t, (a, b) in enumerate(Z[:,:2].astype(int)):
-        up[a] = up[b] = K+t
-        first.append(min(first[a], first[b]))
-    for i in reversed(range(2*K-1)):
-        top[i] = top[up[i]] if i in up and at[up[i]] <= at[i] else i
-        if top[i] != i: continue
-        g.add_node(i, index=i, name=_cluster_name(names, first[i], 1 if i < K else int(Z[i-K,3])))
-        if i in up: g.add_edge(top[up[i]], i, weight=at[up[i]]-at[i])
-    return g
+    "The path of each class through the joins `Z`, and the weights of the edges"
+    from scipy.cluster.hierarchy import to_tree
+    top = to_tree(Z)
+    todo, paths, weights = [(top, (), top.dist)], {}, {}
+    while todo:
+        node, path, above = todo.pop()
+        if node.dist < above:
+            path = (*path, _cluster_name(names, min(node.pre_order()), node.count))
+            weights[path] = (above-node.dist)/2
+        if node.is_leaf(): paths[node.id] = path
+        else: todo += [(o, path, node.dist) for o in (node.left, node.right)]
+    return [paths[k] for k in range(len(names))], weights
 
 def _cut(Z, n, names):
     "For each class the name of its cluster when the joins `Z` stop at `n` clusters"
@@ -384,13 +377,12 @@ def from_vectors(cls:Hierarchy,
     widths=None,        # about how many groups per level, coarsest first; None keeps every join, with its distance
     method='average',   # distance between clusters, see `scipy.cluster.hierarchy.linkage`
     metric='euclidean', # distance between vectors
-    name=None,          # of the tree
 ):
     "A hierarchy by agglomerative clustering of the vectors `X` of the classes `names`"
     names = unique_names(names)
     Z = _linkage(X, names, method, metric)
-    if widths is not None: return cls([*zip(*(_cut(Z, n, names) for n in sorted(widths)), names)], name=name)
-    return cls.from_networkx(_dendrogram(Z, names), name)
+    if widths is None: return cls(*_dendrogram(Z, names))
+    return cls([*zip(*(_cut(Z, n, names) for n in sorted(widths)), names)])
 
 # %% ../nbs/01_readers.ipynb #2aeb3bd7
 def _wordnet():
@@ -441,12 +433,11 @@ def from_wordnet(cls:Hierarchy,
     senses=None,   # which sense is meant, where not the first: {'crane': 'crane.n.05'}
     collapse=True, # remove groups with a single child
     wn=None,       # a WordNet reader; None takes nltk's
-    name=None,     # of the tree
 ):
     "A hierarchy over `names` by what WordNet says they are kinds of"
     names = unique_names(names)
     chains = [_kinds(s) for s in _choose_senses(names, wn or _wordnet(), senses or {})]
     used = Counter(k for c in chains for k in c)
     groups = [c if used[c[-1]] > 1 else c[:-1] for c in chains] # a synset that others share is a group
-    h = cls([(*g, n) for g, n in zip(groups, names)], name=name)
+    h = cls([(*g, n) for g, n in zip(groups, names)])
     return h.collapse() if collapse else h

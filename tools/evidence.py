@@ -95,10 +95,10 @@ def make_trees(out):
     confused = torch.stack([probs[targ==k].mean(0) for k in range(len(vocab))]).numpy()
     # as many groups per level as in the expert tree
     for name,v in (('clustered',F.normalize(means).numpy()), ('confusions',confused**.5)):
-        tree = Hierarchy.from_vectors(v, vocab, widths=h.widths[:-1], method='ward', metric='euclidean', name=name)
+        tree = Hierarchy.from_vectors(v, vocab, widths=h.widths[:-1], method='ward', metric='euclidean')
         tree.to_csv(folder/f'cifar100_{name}.csv')
-    Hierarchy.from_wordnet(vocab, senses=SENSES, name='wordnet').to_csv(folder/'cifar100_wordnet.csv')
-    Hierarchy.from_paths([(o,) for o in vocab], name='flat').to_csv(folder/'cifar100_flat.csv')
+    Hierarchy.from_wordnet(vocab, senses=SENSES).to_csv(folder/'cifar100_wordnet.csv')
+    Hierarchy.from_paths([(o,) for o in vocab]).to_csv(folder/'cifar100_flat.csv')
 
 def tuning(best, tier, fraction, seed=0):
     "Recipes for the whole network by method and rate; other settings are those chosen on frozen features"

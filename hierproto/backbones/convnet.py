@@ -20,14 +20,12 @@ def _conv_block(
 
 # %% ../../nbs/30_backbones.convnet.ipynb #d81d39dc
 def convnet(
-    m=2,                 # dimension of the embedding
-    n_in=1,              # channels of a picture
-    channels=(16,16,32), # channels of the three convolutions
-    hidden=64            # width between the two linear maps
+    m=2,      # dimension of the embedding
+    n_in=1,   # channels of a picture
+    hidden=64 # width between the two linear maps
 ):
     "The small convnet of Figure 1: pictures (B, `n_in`, H, W) to embeddings (B, `m`)"
-    a,b,c = channels
-    net = nn.Sequential(_conv_block(n_in,a), _conv_block(a,b), _conv_block(b,c,pool=False),
-                        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(c,hidden), nn.Linear(hidden,m))
+    net = nn.Sequential(_conv_block(n_in,16), _conv_block(16,16), _conv_block(16,32,pool=False),
+                        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(32,hidden), nn.Linear(hidden,m))
     net.n_features = m
     return net.to(memory_format=torch.channels_last)

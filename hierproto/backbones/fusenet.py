@@ -57,9 +57,8 @@ def fuse(self:FuseNet, r, d):
 
 # %% ../../nbs/32_backbones.fusenet.ipynb #e3e919ec
 @patch
-def forward(self:FuseNet, x, d=None):
-    r,d = (x[:,:3],x[:,3:]) if d is None else (x,d)
-    r,memory = self.fuse(r, d)
+def forward(self:FuseNet, x):
+    r,memory = self.fuse(x[:,:3], x[:,3:])
     for i in reversed(range(len(memory))):
         idx,size = memory[i]
         r = self.decoder[i](F.max_unpool2d(r, idx, 2, output_size=size))

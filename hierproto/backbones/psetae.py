@@ -20,7 +20,6 @@ def _mlp(*sizes, act=True):
 # %% ../../nbs/33_backbones.psetae.ipynb #16e18902
 def _apply_real(net, x, mask):
     "`net` of the vectors of `x` (..., C) that are real by `mask` (...); zeros elsewhere"
-    if mask.all(): return net(x.flatten(0, -2)).view(*x.shape[:-1], -1)
     y = net(x[mask])
     return y.new_zeros(*x.shape[:-1], y.shape[-1]).masked_scatter(mask[...,None], y)
 
@@ -34,10 +33,10 @@ def _set_stats(x, mask):
 
 # %% ../../nbs/33_backbones.psetae.ipynb #b9574382
 class _PixelSetEncoder(nn.Module):
-    "Sets of pixels `(B, T, n_in, S)` and `n_geom` features of shapes to vectors `(B, T, mlp2[-1])`"
-    def __init__(self, n_in=10, mlp1=(32,64), mlp2=(128,), n_geom=4):
+    "Sets of pixels `(B, T, n_in, S)` and `n_geom` features of shapes to vectors `(B, T, 128)`"
+    def __init__(self, n_in=10, n_geom=4):
         super().__init__()
-        self.mlp1,self.mlp2,self.n_geom = _mlp(n_in, *mlp1),_mlp(2*mlp1[-1]+n_geom, *mlp2, act=False),n_geom
+        self.mlp1,self.mlp2,self.n_geom = _mlp(n_in, 32, 64),_mlp(2*64+n_geom, 128, act=False),n_geom
 
     def forward(self, pixels, pixel_mask, date_mask, geom=None):
         real = date_mask[:,:,None] & pixel_mask[:,None]
@@ -56,30 +55,28 @@ def _day_encoding(days, d=128, tau=1000.):
 
 # %% ../../nbs/33_backbones.psetae.ipynb #0afca941
 class _TemporalAttention(nn.Module):
-    "Vectors of dates `(B, T, d)` to features `(B, mlp3[-1])`"
-    def __init__(self, d=128, n_head=4, d_k=32, mlp3=(128,128), p=.2, attn_p=.1):
+    "Vectors of dates `(B, T, 128)` to features `(B, 128)`"
+    def __init__(self):
         super().__init__()
-        self.n_head,self.d_k = n_head,d_k
-        self.norm,self.out_norm = nn.LayerNorm(d),nn.LayerNorm(mlp3[-1])
-        self.query,self.key = nn.Linear(d, n_head*d_k),nn.Linear(d, n_head*d_k)
-        self.master = nn.Sequential(nn.BatchNorm1d(n_head*d_k), nn.Linear(n_head*d_k, n_head*d_k))
-        self.mlp3,self.drop,self.attn_drop = _mlp(n_head*d, *mlp3),nn.Dropout(p),nn.Dropout(attn_p)
+        self.norm,self.out_norm = nn.LayerNorm(128),nn.LayerNorm(128)
+        self.query,self.key = nn.Linear(128, 4*32),nn.Linear(128, 4*32)
+        self.master = nn.Sequential(nn.BatchNorm1d(4*32), nn.Linear(4*32, 4*32))
+        self.mlp3,self.drop,self.attn_drop = _mlp(4*128, 128, 128),nn.Dropout(.2),nn.Dropout(.1)
 
 # %% ../../nbs/33_backbones.psetae.ipynb #0c6f5165
 @patch
 def attend(self:_TemporalAttention, u, date_mask):
-    "Weight of each date for each head, (B, n_head, T)"
+    "Weight of each date for each head, (B, 4, T)"
     q = (self.query(u)*date_mask[...,None]).sum(1)/date_mask.sum(1, keepdim=True).clamp(min=1)
-    q = self.master(q).unflatten(-1, (self.n_head, self.d_k))
-    k = self.key(u).unflatten(-1, (self.n_head, self.d_k))
-    score = torch.einsum('bhd,bthd->bht', q, k)/self.d_k**.5
+    q,k = [o.unflatten(-1, (4, 32)) for o in (self.master(q), self.key(u))]
+    score = torch.einsum('bhd,bthd->bht', q, k)/32**.5
     # finite, so that a parcel without dates does not become NaN
     return score.masked_fill(~date_mask[:,None], torch.finfo(score.dtype).min).softmax(-1)
 
 # %% ../../nbs/33_backbones.psetae.ipynb #f0f62d71
 @patch
 def forward(self:_TemporalAttention, e, days, date_mask):
-    u = self.norm(e) + _day_encoding(days, e.shape[-1])
+    u = self.norm(e) + _day_encoding(days)
     o = self.attn_drop(self.attend(u, date_mask)) @ u
     return self.out_norm(self.drop(self.mlp3(o.flatten(1))))
 
@@ -88,14 +85,10 @@ class PSETAE(nn.Module):
     "Parcels, as `(pixels, pixel_mask, days, date_mask, geom)`, to features `(B, 128)`"
     def __init__(self,
         n_in=10, # bands
-        n_geom=4, # features of the parcel's shape; 0 for none
-        mlp1=(32,64), # layers for each pixel
-        mlp2=(128,), # layers for each date
-        **kwargs # of the attention: `n_head`, `d_k`, `mlp3`, and dropouts `p`, `attn_p`
+        n_geom=4 # features of the parcel's shape; 0 for none
     ):
         super().__init__()
-        self.pse,self.tae = _PixelSetEncoder(n_in, mlp1, mlp2, n_geom),_TemporalAttention(mlp2[-1], **kwargs)
-        self.n_features = self.tae.out_norm.normalized_shape[0]
+        self.pse,self.tae,self.n_features = _PixelSetEncoder(n_in, n_geom),_TemporalAttention(),128
 
     def forward(self, pixels, pixel_mask=None, days=None, date_mask=None, geom=None):
         if isinstance(pixels, (tuple,list)): return self(*pixels)

@@ -13,9 +13,9 @@ from fastcore.all import *
 from fastai.layers import ConvLayer
 
 # %% ../../nbs/34_backbones.pyramid.ipynb #553e072a
-def _shapes(size, chans=(80,224,640), zoom=2):
-    "Shapes (C, H, W) of the maps of three scales, for frames of `size` (H, W)"
-    return [(c, *(math.ceil(zoom*o/n) for o in size)) for c,n in zip(chans, (8,16,32))]
+def _shapes(size):
+    "Shapes (C, H, W) of the maps of three scales, for frames of `size` (H, W) at twice their size"
+    return [(c, *(math.ceil(2*o/n) for o in size)) for c,n in ((80,8), (224,16), (640,32))]
 
 # %% ../../nbs/34_backbones.pyramid.ipynb #b7f34304
 class _Pyramid(nn.Module):

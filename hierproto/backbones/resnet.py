@@ -45,23 +45,22 @@ class _SmallResNet(nn.Sequential):
         stages = [_stage(i, o, n, 2 if k else 1) for k,(i,o,n) in enumerate(zip(ni, widths, blocks, strict=True))]
         super().__init__(ConvLayer(n_in, widths[0], stride=stride), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.n_features = widths[-1]
+        self.to(memory_format=torch.channels_last)
 
 # %% ../../nbs/31_backbones.resnet.ipynb #95c14a28
-def _channels_last(m): return m.to(memory_format=torch.channels_last)
-
 def resnet18_32(n_in=3): # channels of the input
     "ResNet-18 for images of about 32x32, 512 features"
-    return _channels_last(_SmallResNet(n_in=n_in))
+    return _SmallResNet(n_in=n_in)
 
 # %% ../../nbs/31_backbones.resnet.ipynb #0a74d1b2
 def thin_resnet(n_in=3): # channels of the input
     "A ResNet of half a million parameters for experiments on a CPU, 160 features"
-    return _channels_last(_SmallResNet((16,32,96,160), (1,1,1,1), n_in=n_in))
+    return _SmallResNet((16,32,96,160), (1,1,1,1), n_in=n_in)
 
 # %% ../../nbs/31_backbones.resnet.ipynb #77653928
 def swift_resnet(n_in=3): # channels of the input
     "The thin ResNet at half the resolution: same parameters, a third of the time, 160 features"
-    return _channels_last(_SmallResNet((24,48,96,160), (1,1,1,1), n_in=n_in, stride=2))
+    return _SmallResNet((24,48,96,160), (1,1,1,1), n_in=n_in, stride=2)
 
 # %% ../../nbs/31_backbones.resnet.ipynb #843627cb
 def imagenet_weights(
@@ -86,4 +85,4 @@ def resnet18_224(
     if n_in!=3: net.conv1 = nn.Conv2d(n_in, 64, 7, stride=2, padding=3, bias=False)
     if pretrained: load_weights(net, imagenet_weights(models.ResNet18_Weights.DEFAULT, pretrained))
     net.fc,net.n_features = nn.Identity(),net.fc.in_features
-    return _channels_last(net)
+    return net.to(memory_format=torch.channels_last)

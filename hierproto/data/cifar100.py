@@ -12,16 +12,6 @@ from fastai.vision.core import *
 from ..hierarchy import *
 from .core import *
 
-# %% ../../nbs/23_data.cifar100.ipynb #03466613
-def _read_class_folders(path):
-    "Images `<superclass>/<class>/<n>.png` in `path` as uint8 (N, 3, H, W), their classes, and the names of the classes"
-    files = sorted(path.glob('*/*/*.png'))
-    vocab = sorted({f.parent.name for f in files})
-    x = parallel(_read_image, files, n_workers=defaults.cpus, threadpool=True, progress=False)
-    return torch.stack(list(x)), tensor([vocab.index(f.parent.name) for f in files]), vocab
-
-def _read_image(f): return torch.from_numpy(np.array(Image.open(f).convert('RGB'))).permute(2, 0, 1)
-
 # %% ../../nbs/23_data.cifar100.ipynb #41b1a2ef
 def cifar100_folder(
     source=None # folder of the unpacked data set
@@ -43,7 +33,7 @@ def _cifar100_tensors(source=None):
     "CIFAR-100 as `(x, y), (x, y), vocab`: training set, test set, and the names of the classes"
     path = cifar100_folder(source).resolve()
     def read():
-        (x,y,vocab),(xt,yt,vt) = [_read_class_folders(path/o) for o in ('train','test')]
+        (x,y,vocab),(xt,yt,vt) = [read_classes(path/o) for o in ('train','test')]
         if vocab!=vt: raise ValueError(f'train and test differ in classes: {sorted(set(vocab)^set(vt))}')
         return dict(train=(x,y), test=(xt,yt), vocab=vocab)
     o = cached(cache_path('cifar100', 'v1', str(path), file_stamp(path)), read)

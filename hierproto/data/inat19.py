@@ -37,12 +37,6 @@ def _split(src, lists, fraction=1., seed=0):
 def _file(o): return o[0] if isinstance(o, list) else o # items are lists, because transforms unpack tuples
 def _name(o): return o[1]
 
-def _photo_sets(t, src, vocab):
-    "fastai's `Datasets` of the photographs in the table `t`, one subset for each part"
-    items = [[src/f, vocab[k]] for f,k in zip(t.file, t.category)]
-    tfms = [[_file, PILImage.create], [_name, Categorize(vocab=vocab, sort=False)]]
-    return Datasets(items, tfms, splits=[np.flatnonzero(t.part==k).tolist() for k in range(3)])
-
 # %% ../../nbs/26_data.inat19.ipynb #1b4090bb
 def inat19(
     bs=64, # batch size
@@ -62,8 +56,10 @@ def inat19(
     t,vocab = _split(src, lists, fraction, seed),Hierarchy.named('inat19').leaves
     if not (src/t.file[0]).exists():
         raise FileNotFoundError(f'{t.file[0]} is missing: unpack train_val2019.tar.gz next to the lists, see {_SITE}')
-    crop = RandomResizedCrop(size, min_scale=.35) if augment else Resize(size)
-    batch = [IntToFloatTensor(), *[Flip()]*augment, Normalize.from_stats(*imagenet_stats, cuda=False)]
-    kw = dict(bs=bs, num_workers=ifnone(num_workers, defaults.cpus), drop_last=False, path=path)
-    dls = _photo_sets(t, src, vocab).dataloaders(after_item=[ToTensor(), crop], after_batch=batch, **kw)
+    block = DataBlock((ImageBlock,CategoryBlock(vocab=vocab, sort=False)), get_x=_file, get_y=_name,
+        splitter=lambda items: [np.flatnonzero(t.part==k).tolist() for k in range(3)],
+        item_tfms=RandomResizedCrop(size, min_scale=.35) if augment else Resize(size),
+        batch_tfms=[*[Flip()]*augment, Normalize.from_stats(*imagenet_stats, cuda=False)])
+    items = [[src/f, vocab[k]] for f,k in zip(t.file, t.category)]
+    dls = block.dataloaders(items, path, bs=bs, num_workers=ifnone(num_workers, defaults.cpus), drop_last=False)
     return dls.to(ifnone(device, default_device())), align_costs(hierarchy, vocab, subset=True)

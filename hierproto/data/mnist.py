@@ -11,24 +11,12 @@ from PIL import Image
 from .core import *
 from .digits import *
 
-# %% ../../nbs/22_data.mnist.ipynb #6523b77b
-def _read_digit(f):
-    try: return np.asarray(Image.open(f).convert('L'))
-    except (OSError,SyntaxError,ValueError) as e:
-        raise ValueError(f'{f} is not a readable picture ({e}): remove the data set and download it again') from None
-
-def _read_folder(path):
-    "The digits under `path` as uint8 pictures (N, 1, H, W) and labels"
-    files = sorted(Path(path).glob('*/*.png'))
-    x = torch.from_numpy(np.stack([_read_digit(f) for f in files]))[:,None]
-    return x, tensor([DIGITS.index(f.parent.name) for f in files])
-
 # %% ../../nbs/22_data.mnist.ipynb #269b75ee
 def _pictures(path=None):
     "MNIST as `(x, y), (x, y)` for training and testing, pictures between 0 and 1"
     path = Path(path) if path else untar_data(URLs.MNIST)
     parts = ('training','testing')
-    sets = cached(path/'tensors_v1.pt', lambda: {o: _read_folder(path/o) for o in parts})
+    sets = cached(path/'tensors_v1.pt', lambda: {o: read_classes(path/o, 1, DIGITS)[:2] for o in parts})
     return [(sets[o][0].float()/255, sets[o][1]) for o in parts]
 
 # %% ../../nbs/22_data.mnist.ipynb #30f89a0c

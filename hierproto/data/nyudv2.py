@@ -48,16 +48,14 @@ def _resize_bytes(x, size, smooth=False):
     return F.interpolate(x[None].float(), size=tuple(size), **kw)[0].round().to(x.dtype)
 
 def _frame(rgb, depth, label, size):
-    "Colour and depth (4, H, W), and classes (H, W), of one frame"
-    x = torch.cat([_resize_bytes(rgb, size, True), _resize_bytes(depth[None], size)])
-    return x,_resize_bytes(label[None], size)[0]
+    "Colour and depth (4, H, W) and classes (H, W), from `rgb` (3, H, W), `depth` and `label` (1, H, W)"
+    x = torch.cat([_resize_bytes(rgb, size, True), _resize_bytes(depth, size)])
+    return x,_resize_bytes(label, size)[0]
 
 # %% ../../nbs/24_data.nyudv2.ipynb #c2dc884f
-def _pixels(f, mode): return torch.from_numpy(np.array(Image.open(f).convert(mode)))
-
 def _read_frame(f, size):
-    depth,label = [_pixels(f.parent.parent/o/f'{f.stem}.png', 'L') for o in ('depth','label40')]
-    return _frame(_pixels(f, 'RGB').permute(2, 0, 1), depth, label-1, size)
+    depth,label = [read_picture(f.parent.parent/o/f'{f.stem}.png', 1) for o in ('depth','label40')]
+    return _frame(read_picture(f), depth, label-1, size)
 
 def _read_frames(path, size=None):
     "Frames in a folder: numbers, colour and depth as bytes (N, 4, H, W), classes as bytes (N, H, W)"
@@ -72,7 +70,7 @@ def _read_mat(file, size=None):
     def frame(rgb, depth, label):
         depth = (torch.from_numpy(depth.T.copy())*25.5).round().clamp(0, 255).to(torch.uint8)
         label = table[torch.from_numpy(label.T.astype(np.int64))]
-        return _frame(torch.from_numpy(rgb.swapaxes(1, 2).copy()), depth, label, size)
+        return _frame(torch.from_numpy(rgb.swapaxes(1, 2).copy()), depth[None], label[None], size)
     with extra('h5py', 'nyudv2').File(file, 'r') as f: x,y = zip(*map(frame, f['images'], f['depths'], f['labels']))
     return [*range(1, len(x)+1)], torch.stack(x), torch.stack(y)
 

@@ -66,18 +66,11 @@ def _sample_pixels(s, n, random=True):
 class _ParcelDS:
     "Parcels `ids` under `path` with classes `y`; an item is `(pixels (T, C, S), days (T,), geom), y`"
     n_inp = 1
-    def __init__(self, path, ids, y, days, geom=None, vocab=None, n_pixels=64, split_idx=0, in_memory=False):
-        store_attr('path,ids,days,geom,n_pixels,split_idx,in_memory')
-        self.y,self._kept = torch.as_tensor(y),{}
-        self.vocab = None if vocab is None else CategoryMap(vocab, sort=False)
+    def __init__(self, path, ids, y, days, geom=None, vocab=None, n_pixels=64, split_idx=0):
+        store_attr('path,ids,days,geom,n_pixels,split_idx')
+        self.y,self.vocab = torch.as_tensor(y),None if vocab is None else CategoryMap(vocab, sort=False)
     def __len__(self): return len(self.ids)
-
-    def array(self, i):
-        "The whole of parcel number `i`"
-        if i in self._kept: return self._kept[i]
-        a = np.load(self.path/'DATA'/f'{self.ids[i]}.npy', mmap_mode=None if self.in_memory else 'r')
-        if self.in_memory: self._kept[i] = a
-        return a
+    def array(self, i): return np.load(self.path/'DATA'/f'{self.ids[i]}.npy')
 
 # %% ../../nbs/25_data.s2agri.ipynb #585d7c65
 @patch
@@ -204,9 +197,8 @@ def _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels):
     ids,y,vocab = _list_parcels(src, fine, names)
     parts = _fold_parts(len(ids), fold, seed)
     parts[0] = parts[0][take_fraction(y[parts[0]], fraction, seed)]
-    in_memory = sum((src/'DATA'/f'{i}.npy').stat().st_size for i in ids) < 2e9
     days,geom = _read_days(dates, ids),_norm_geom(src, ids, parts[0])
-    return [_ParcelDS(src, [ids[i] for i in p], y[p], days, geom[p], vocab, n_pixels, min(k, 1), in_memory)
+    return [_ParcelDS(src, [ids[i] for i in p], y[p], days, geom[p], vocab, n_pixels, min(k, 1))
             for k,p in enumerate(parts)]
 
 # %% ../../nbs/25_data.s2agri.ipynb #7061d51d
@@ -220,7 +212,6 @@ def s2agri(
     min_samples=100, # classes with fewer parcels are removed
     fraction=1., # share of the training parcels to train on
     seed=0, # of the splits and of `fraction`
-    jitter=True, # add noise to the training pixels?
     num_workers=0, # processes that read parcels
     source=None, # folder; searched for unless given
     device=None, # where batches go
@@ -233,7 +224,7 @@ def s2agri(
     dss = _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels)
     h = align_costs(_label_tree(all_labels, fine, names) if hierarchy is None else hierarchy, dss[0].vocab, subset=True)
     if hierarchy is None and h.depth==1: warnings.warn('without a tree all mistakes cost the same: pass `hierarchy`')
-    tfms = [_NormParcels(*(_read_stats(src) or _compute_stats(dss[0]))), *[_JitterPixels()]*jitter]
+    tfms = [_NormParcels(*(_read_stats(src) or _compute_stats(dss[0]))), _JitterPixels()]
     kw = dict(bs=bs, num_workers=num_workers, after_batch=tfms)
     dls = DataLoaders(*[_ParcelDL(ds, shuffle=k==0, **kw) for k,ds in enumerate(dss)], path=path)
     return dls.to(ifnone(device, default_device())), h
