@@ -6,17 +6,13 @@
 __all__ = ['MARGIN', 'Pool', 't_interval', 'holm', 'all_methods', 'compare', 'Comparison', 'HeadLearner', 'compare_folder']
 
 # %% ../nbs/47_compare.ipynb #68896426
-import hashlib, html, io, json, math, string, sys, tempfile, time
+import hierproto, html, string
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
-import hierproto, numpy as np, pandas as pd, torch
 from joblib import Parallel, delayed
 from scipy import stats
 from sklearn.model_selection import train_test_split
-from torch import nn
-from fastcore.all import *
 from fastai.basics import *
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import *
@@ -29,18 +25,13 @@ from .callbacks import ProtoWatch
 from .learner import add_norm, use_rule
 from .methods import METHODS, get_method, hier_learner
 from .rows import add_row, commit, finished, read_rows, versions
-from .features import FeatureDS, check_classes, features, picture_table, put_back
+from .features import FeatureDS, check_classes, digest, features, picture_table, put_back
 from .saving import ModelError, make_body
 from .audit import write_text
 from .fit import check_ranges
 from .cli import plain
 
 # %% ../nbs/47_compare.ipynb #d86ca90c
-def _digest(*xs):
-    sha = hashlib.sha1()
-    for x in xs: sha.update(x.contiguous().numpy())
-    return sha.hexdigest()[:12]
-
 def _views(x): return x[:,None] if x.ndim==2 else x
 
 # %% ../nbs/47_compare.ipynb #8dbfa363
@@ -57,7 +48,7 @@ class Pool:
     def __post_init__(self):
         self.x,self.y = _views(self.x),self.y.as_subclass(Tensor).long()
         if self.test: self.test = _views(self.test[0]),self.test[1].as_subclass(Tensor).long()
-        self.digest = self.digest or _digest(self.x, self.y, *(self.test or ()))
+        self.digest = self.digest or digest(self.x, self.y, *(self.test or ()))
 
 # %% ../nbs/47_compare.ipynb #358bf0d2
 @patch(cls_method=True)
@@ -166,29 +157,30 @@ def _choose(pool, h, method, setup, seed):
     return min(_trials(method), key=cost)
 
 # %% ../nbs/47_compare.ipynb #76c8969f
-def _run(pool, h, method, seed, setup, rules=('argmax','crm'), best=None):
-    "Rows of one method and seed, one per decision rule; `best` are settings that replace the choice"
-    start = time.time()
-    best = best or _choose(pool, h, method, setup, seed)
-    both,test = _parts(pool, setup, seed)
-    learn = _train(both, test, pool.vocab, h, method, setup, seed, **best)
-    scores = _scores(learn, test[0])
-    facts = dict(method=method, seed=seed, settings=json.dumps(best), n_train=len(both[1]), n_test=len(test[1]),
-                 epochs=setup.epochs, seconds=round(time.time()-start, 1))
-    return [dict(facts, rule=r, **_measure(scores, test[1], learn.hierarchy, r)) for r in rules]
+def _run(pool, h, method, seeds, setup, rules=('argmax','crm'), tune='each'):
+    "Rows of one method, one per seed and decision rule"
+    rows,best = [],None
+    for seed in seeds:
+        start,(both,test) = time.time(),_parts(pool, setup, seed)
+        if tune=='each' or best is None: best = _choose(pool, h, method, setup, seed if tune=='each' else 0)
+        learn = _train(both, test, pool.vocab, h, method, setup, seed, **best)
+        scores = _scores(learn, test[0])
+        facts = dict(method=method, seed=seed, settings=json.dumps(best), n_train=len(both[1]), n_test=len(test[1]),
+                     epochs=setup.epochs, seconds=round(time.time()-start, 1))
+        rows += [dict(facts, rule=r, **_measure(scores, test[1], learn.hierarchy, r)) for r in rules]
+    return rows
 
 # %% ../nbs/47_compare.ipynb #cbc79c8f
 def t_interval(
     d, # paired differences, one per seed
-    ratio=0., # `n_test/n_train` if seeds draw their own splits, else 0
-    level=.95 # of the interval
+    ratio=0. # `n_test/n_train` if seeds draw their own splits, else 0
 ):
-    "Mean of `d`, ends of its interval, and p-value of no difference, by the corrected resampled t-test"
+    "Mean of `d`, ends of its 95% interval, and p-value of no difference, by the corrected resampled t-test"
     d = np.asarray(d, dtype=float)
     mean,n = d.mean(),len(d)
     if n < 2: return mean, -np.inf, np.inf, 1.
     se = d.std(ddof=1)*math.sqrt(1/n + ratio)
-    half = stats.t.ppf((1+level)/2, n-1)*se
+    half = stats.t.ppf(.975, n-1)*se
     p = 2*stats.t.sf(abs(mean)/se, n-1) if se > 0 else float(mean==0 or not np.isfinite(se))
     return mean, mean-half, mean+half, p
 
@@ -218,23 +210,17 @@ def _run_id(pool, h, method, seed, rule, setup, tune='each'):
     key = [pool.digest, h.fingerprint, method, seed, rule, vars(setup), _trials(method)] + once
     return hashlib.sha1(json.dumps(key).encode()).hexdigest()[:12]
 
-# %% ../nbs/47_compare.ipynb #d448b628
-def _run_seeds(pool, h, method, seeds, setup, rules, tune='each'):
-    "Rows of one method with all of `seeds`"
-    best = _choose(pool, h, method, setup, 0) if tune=='once' else None
-    return [r for s in seeds for r in _run(pool, h, method, s, setup, rules, best)]
-
 # %% ../nbs/47_compare.ipynb #6326cc73
 @lru_cache(1)
 def _read_pool(file): return Pool(**torch.load(file, mmap=True, weights_only=True))
 
 def _task(file, *args):
     torch.set_num_threads(1)
-    return _run_seeds(_read_pool(file), *args)
+    return _run(_read_pool(file), *args)
 
 def _run_all(pool, tasks, jobs):
-    "Yields the rows of each of `tasks`, arguments of `_run_seeds` after the pool"
-    if jobs==1 or len(tasks)<2: yield from (_run_seeds(pool, *o) for o in tasks)
+    "Yields the rows of each of `tasks`, arguments of `_run` after the pool"
+    if jobs==1 or len(tasks)<2: yield from (_run(pool, *o) for o in tasks)
     else:
         with tempfile.TemporaryDirectory() as d, modified_env(PYTHONWARNINGS='ignore::FutureWarning'):
             torch.save(vars(pool), f'{d}/pool.pt')
@@ -243,10 +229,12 @@ def _run_all(pool, tasks, jobs):
 
 # %% ../nbs/47_compare.ipynb #00cd2a8b
 def _names(methods, h):
-    "Names of the methods to compare, cross-entropy included"
+    "Names of the methods to compare, cross-entropy included; `methods` may be a text with commas"
     if methods=='all': return all_methods(h)
-    names = [*dict.fromkeys(['cross_entropy', *L(methods)])]
+    names = methods.split(',') if isinstance(methods, str) else methods
+    names = [*dict.fromkeys(['cross_entropy', *names])]
     for o in names:
+        if o not in METHODS: raise ModelError(f"unknown method {o!r} in --methods; choose from {', '.join(METHODS)}")
         if get_method(o).rule:
             raise ModelError(f'{o} is a decision rule of another method: leave it out, `rules` compares rules')
         if get_method(o).tree: as_tree(h, f'The method {o}')
@@ -324,7 +312,7 @@ def levels(self:Comparison):
     "Mean accuracy at each level of the tree in percent, under the names of its levels, the classes last"
     acc = pd.DataFrame(self.rows.levels.map(json.loads).tolist())
     acc[len(acc.columns)] = 1-self.rows.er
-    acc.columns = self.h.level_names if self.h is not None else [*(f'level {l}' for l in acc.columns[1:]), 'class']
+    acc.columns = self.h.level_names
     return 100*acc.groupby([self.rows.method, self.rows.rule]).mean().loc[self.table().index]
 
 # %% ../nbs/47_compare.ipynb #4b9f0e37
@@ -345,9 +333,9 @@ def differences(self:Comparison,
 MARGIN = 1. # percent: smaller differences do not count
 
 @patch
-def better(self:Comparison, metric='ahc'):
-    "Methods and rules whose `metric` is reliably lower than that of the base, by `MARGIN` percent or more"
-    d = self.differences(metric)
+def better(self:Comparison):
+    "Methods and rules whose average cost is reliably lower than that of the base, by `MARGIN` percent or more"
+    d = self.differences()
     return d[(d.high < 0) & (d.p < .05) & (d.change <= -MARGIN)]
 
 # %% ../nbs/47_compare.ipynb #42ae5f0d
@@ -400,12 +388,10 @@ def _write_names(ax, names):
 
 # %% ../nbs/47_compare.ipynb #ae6df1cf
 @patch
-def plot(self:Comparison,
-    ax=None # matplotlib axes
-):
+def plot(self:Comparison):
     "Error rate against average cost of all methods and rules, the Pareto front in red"
     import matplotlib.pyplot as plt
-    ax,t,front = ax or plt.subplots(figsize=(7,5), layout='constrained')[1],self.table(),self.pareto().index
+    ax,t,front = plt.subplots(figsize=(7,5), layout='constrained')[1],self.table(),self.pareto().index
     matters = {self.base, *front}
     for rule,marker in dict(argmax='o', crm='^').items():
         at = t.query('rule==@rule')
@@ -488,7 +474,7 @@ def _html(df, digits=2): return df.reset_index().to_html(index=False, border=0, 
 @patch
 def _facts(self:Comparison):
     "A sentence on data and trainings"
-    r,arch = self.rows.iloc[0],((self.pool and self.pool.features) or {}).get('arch')
+    r,arch = self.rows.iloc[0],(self.pool.features or {}).get('arch')
     test = 'an official test set' if self.official else 'test images drawn by each seed'
     return (f'{r.n_train:,} images to train on, {r.n_test:,} to test on ({test}), {self.rows.seed.nunique()} seeds, '
             f'{r.epochs} epochs per training{f", features of {arch}" if arch else ""}.')
@@ -509,20 +495,10 @@ def save_page(self:Comparison,
 # %% ../nbs/47_compare.ipynb #80d9d501
 _RANGES = dict(size=(16,2048), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16), jobs=(1,1024))
 
-def _method_names(methods):
-    "The option `--methods` as a list, or 'all'"
-    if methods=='all': return methods
-    for o in (names := methods.split(',')):
-        if o not in METHODS: raise ModelError(f"unknown method {o!r} in --methods; choose from {', '.join(METHODS)}")
-    return names
-
-# %% ../nbs/47_compare.ipynb #3a3662ef
-def _folder_pool(images, h, subset, official, arch, weights, size, progress):
+def _folder_pool(images, arch, official, **kwargs):
     "Features of the pictures in the folder `images`"
-    kw = dict(weights=weights or None, size=size or None, h=h, subset=subset, progress=progress)
-    try: dls = features(images, arch, **kw)
+    try: return Pool.from_dls(features(images, arch, **kwargs), official)
     except ValueError as e: raise ModelError(f'{e} (--arch {arch})') from None
-    return Pool.from_dls(dls, official)
 
 # %% ../nbs/47_compare.ipynb #9240cd72
 def compare_folder(
@@ -543,12 +519,14 @@ def compare_folder(
     "Compare methods on a folder of images: every method on features of a pretrained network, with intervals"
     check_ranges(locals(), _RANGES, ('size','hidden','jobs'))
     make_body(arch) # an unknown architecture is an error before any work
-    names,h = _method_names(methods),read_hierarchy(classes)
+    h = read_hierarchy(classes)
+    names = _names(methods, h)
     Path(out).mkdir(parents=True, exist_ok=True)
     t,show = picture_table(images, h),sys.stdout.isatty()
     sub,official = check_classes(t, h, subset, _LEAST),t.split.notna().all()
     if tune=='once' and not official: raise ModelError('--tune once needs an official test set: folders train and test')
-    pool = _folder_pool(images, h, subset, official, arch, weights, size, show)
+    pool = _folder_pool(images, arch, official, weights=weights or None, size=size or None, h=h, subset=subset,
+                        progress=show)
     res = compare(pool, sub, names, seeds, tune=tune, out=out, jobs=jobs or defaults.cpus,
                   name=Path(images).name, progress=show, epochs=epochs, hidden=hidden)
     page = Path(out)/'comparison.html'
