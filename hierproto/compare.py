@@ -14,18 +14,14 @@ from joblib import Parallel, delayed
 from scipy import stats
 from sklearn.model_selection import train_test_split
 from fastai.basics import *
-from fastai.callback.progress import ProgressCallback
-from fastai.callback.schedule import *
 from .hierarchy import *
 from .readers import read_hierarchy
-from .data.core import tensor_dls
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report
-from .callbacks import ProtoWatch
 from .learner import add_norm, use_rule
 from .methods import METHODS, get_method, hier_learner
 from .rows import add_row, commit, finished, read_rows, versions
-from .features import FeatureDS, check_classes, digest, features, picture_table, put_back
+from .features import check_classes, digest, features, picture_table, put_back, train_head
 from .saving import ModelError, make_body
 from .audit import write_text
 from .fit import check_ranges
@@ -84,35 +80,6 @@ def _check_pool(pool):
     few = [f'{n} ({c})' for n,c in zip(pool.vocab, counts) if c < _LEAST]
     if few: raise HierarchyError(f"a comparison needs {_LEAST} images per class; too few: {', '.join(few[:8])}")
 
-# %% ../nbs/47_compare.ipynb #1b8288af
-@dataclass
-class _Setup:
-    "What all trainings of a comparison share"
-    m: int = 64 # dimension of the embedding
-    epochs: int = 10 # of each training
-    bs: int = 256 # batch size; smaller for little data, so that an epoch has at least 16 steps
-    hidden: int = 0 # width of a hidden layer before the embedding; 0 for none
-    test: float = .2 # share of the test part, without an official test set
-    valid: float = .1 # share of the training part on which trials are compared
-
-# %% ../nbs/47_compare.ipynb #07595068
-class _NoValidation(Callback):
-    "Skip the validation after each epoch"
-    def before_validate(self): raise CancelValidException()
-
-# %% ../nbs/47_compare.ipynb #9e3ea099
-def _train(train, valid, vocab, h, method, setup, seed=0, lr=3e-3, **params):
-    "A `Learner` of `method`, trained on the features and labels `train`"
-    with no_random(seed):
-        bs = min(setup.bs, max(16, len(train[0])//16))
-        dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS)
-        d = train[0].shape[-1]
-        body = nn.Sequential(nn.Linear(d, setup.hidden), nn.ReLU()) if setup.hidden else nn.Identity()
-        learn = hier_learner(dls, body, h, method, m=setup.m, pretrained=False, metrics=[], **params)
-        with learn.removed_cbs(learn.cbs.filter(risinstance((Recorder,ProgressCallback,ProtoWatch)))):
-            learn.fit_one_cycle(setup.epochs, lr, cbs=_NoValidation())
-        return learn
-
 # %% ../nbs/47_compare.ipynb #0434069c
 @torch.no_grad()
 def _scores(learn, x):
@@ -142,17 +109,17 @@ def _trials(method):
     return [{'lr': lr, name: v} for lr in _LRS for v in values]
 
 # %% ../nbs/47_compare.ipynb #0d070ac8
-def _parts(pool, setup, seed):
-    "`x, y` to train on, validation part included, and those of the test part"
-    return ((pool.x,pool.y), pool.test) if pool.test else _split(pool.x, pool.y, setup.test, seed)
+def _parts(pool, seed):
+    "`x, y` to train on, validation part included, and those of the test part, by default a fifth"
+    return ((pool.x,pool.y), pool.test) if pool.test else _split(pool.x, pool.y, .2, seed)
 
 # %% ../nbs/47_compare.ipynb #db9f3651
 def _choose(pool, h, method, setup, seed):
-    "The settings of `_trials` with the lowest average cost on the validation part of `seed`"
-    both,_ = _parts(pool, setup, seed)
-    train,valid = _split(*both, setup.valid, seed)
+    "The settings of `_trials` with the lowest average cost on the validation part of `seed`, a tenth"
+    both,_ = _parts(pool, seed)
+    train,valid = _split(*both, .1, seed)
     def cost(p):
-        learn = _train(train, valid, pool.vocab, h, method, setup, seed, **p)
+        learn = train_head(train, valid, pool.vocab, h, method, seed, **setup, **p)
         return _measure(_scores(learn, valid[0]), valid[1], learn.hierarchy)['ahc']
     return min(_trials(method), key=cost)
 
@@ -161,12 +128,12 @@ def _run(pool, h, method, seeds, setup, rules=('argmax','crm'), tune='each'):
     "Rows of one method, one per seed and decision rule"
     rows,best = [],None
     for seed in seeds:
-        start,(both,test) = time.time(),_parts(pool, setup, seed)
+        start,(both,test) = time.time(),_parts(pool, seed)
         if tune=='each' or best is None: best = _choose(pool, h, method, setup, seed if tune=='each' else 0)
-        learn = _train(both, test, pool.vocab, h, method, setup, seed, **best)
+        learn = train_head(both, test, pool.vocab, h, method, seed, **setup, **best)
         scores = _scores(learn, test[0])
         facts = dict(method=method, seed=seed, settings=json.dumps(best), n_train=len(both[1]), n_test=len(test[1]),
-                     epochs=setup.epochs, seconds=round(time.time()-start, 1))
+                     epochs=setup['epochs'], seconds=round(time.time()-start, 1))
         rows += [dict(facts, rule=r, **_measure(scores, test[1], learn.hierarchy, r)) for r in rules]
     return rows
 
@@ -207,7 +174,7 @@ _COLUMNS = ('run_id data method rule seed er ahc severity top5_cost nll ece leve
 
 def _run_id(pool, h, method, seed, rule, setup, tune='each'):
     once = [tune]*(tune=='once' and seed>0)
-    key = [pool.digest, h.fingerprint, method, seed, rule, vars(setup), _trials(method)] + once
+    key = [pool.digest, h.fingerprint, method, seed, rule, setup, _trials(method)] + once
     return hashlib.sha1(json.dumps(key).encode()).hexdigest()[:12]
 
 # %% ../nbs/47_compare.ipynb #6326cc73
@@ -265,10 +232,12 @@ def compare(
     jobs=1, # processes
     name='data', # of the data, for the rows
     progress=True, # show a progress bar?
-    **kwargs # of all trainings: `m`, `epochs`, `bs`, `hidden`, `test` and `valid`
+    m=64, # dimension of the embedding
+    epochs=10, # of each training
+    hidden=0 # width of a hidden layer before the embedding; 0 for none
 ):
     "Train all `methods` with all `seeds` and return a `Comparison`"
-    pool,setup = data if isinstance(data, Pool) else Pool.from_dls(data),_Setup(**kwargs)
+    pool,setup = data if isinstance(data, Pool) else Pool.from_dls(data),dict(m=m, epochs=epochs, hidden=hidden)
     if tune=='once' and not pool.test:
         raise ValueError("tune='once' needs an official test set: seeds would test on images that made the choice")
     _check_pool(pool)
@@ -294,7 +263,7 @@ class Comparison:
     rows: pd.DataFrame # one per method, seed and rule
     pool: Pool = None # the data
     h: object = None # the hierarchy
-    setup: _Setup = None # of the trainings
+    setup: dict = None # of the trainings
     official: bool = False # do all seeds share an official test set?
     base: tuple = ('cross_entropy','argmax') # method and rule that others are compared with
 
@@ -370,37 +339,18 @@ def pareto(self:Comparison):
     beaten = [((at<=o).all(1) & (at<o).any(1)).any() for o in at]
     return t[~np.array(beaten)]
 
-# %% ../nbs/47_compare.ipynb #39f78e48
-def _write_names(ax, names):
-    "Write each of `names`, `(text, (x, y), colour)`, next to its point unless it would cover a name or a point"
-    from matplotlib.transforms import Bbox
-    ax.figure.canvas.draw()
-    taken = [Bbox.from_bounds(x-3, y-3, 6, 6) for x,y in ax.transData.transform([at for _,at,_ in names])]
-    for text,at,color in names:
-        for side,dx,dy in (('left',4,3), ('right',-4,3), ('left',4,-8), ('right',-4,-8)):
-            style = dict(textcoords='offset points', ha=side, fontsize=8, color=color, in_layout=False)
-            o = ax.annotate(text, at, (dx,dy), **style)
-            box = o.get_window_extent()
-            if ax.bbox.x0<box.x0 and box.x1<ax.bbox.x1 and not any(box.overlaps(b) for b in taken):
-                taken.append(box)
-                break
-            o.remove()
-
 # %% ../nbs/47_compare.ipynb #ae6df1cf
 @patch
 def plot(self:Comparison):
-    "Error rate against average cost of all methods and rules, the Pareto front in red"
+    "Error rate against average cost of all methods and rules, with rings around the Pareto front"
     import matplotlib.pyplot as plt
-    ax,t,front = plt.subplots(figsize=(7,5), layout='constrained')[1],self.table(),self.pareto().index
-    matters = {self.base, *front}
-    for rule,marker in dict(argmax='o', crm='^').items():
-        at = t.query('rule==@rule')
-        ax.scatter(at['ER %'], at['AHC'], c=['C3' if o in front else '.6' for o in at.index], marker=marker)
-        ax.scatter([], [], c='.3', marker=marker, label=rule)
-    names = [(o[0], at, 'k' if o in matters else '.4') for o,*at in zip(t.index, t['ER %'], t['AHC'])]
-    _write_names(ax, sorted(names, key=lambda o: o[2], reverse=True)) # what matters first
+    t,front,ax = self.table(),self.pareto(),plt.subplots(figsize=(8,5), layout='constrained')[1]
+    for k,(method,rows) in enumerate(t.groupby('method', sort=False)):
+        for (_,rule),x,y in zip(rows.index, rows['ER %'], rows['AHC']):
+            ax.plot(x, y, dict(argmax='o', crm='^')[rule], c=plt.cm.tab20(k%20), label=_name(method, rule))
+    ax.plot(front['ER %'], front['AHC'], 'o', ms=12, c='k', mfc='none', label='not beaten in both')
     ax.set(xlabel='error rate, %', ylabel='average cost', title='Lower left is better')
-    ax.legend(title='decision rule', frameon=False)
+    ax.figure.legend(loc='outside right upper', frameon=False, fontsize=8)
     return ax
 
 # %% ../nbs/47_compare.ipynb #b370d0c3
@@ -412,9 +362,9 @@ def best(self:Comparison):
     "A `Learner` of the recommended method, trained on all features; its decision rule is `learn.rule`"
     (method,rule),pool = self.winner,self.pool
     settings = json.loads(self.rows[self.rows.method==method].settings.mode()[0])
-    _,test = _parts(pool, self.setup, 0)
-    learn = _train((pool.x,pool.y), test, pool.vocab, self.h, method, self.setup, **settings)
-    learn.__class__,learn.params = HeadLearner,{**settings, 'm': self.setup.m, 'lr': defaults.lr}
+    _,test = _parts(pool, 0)
+    learn = train_head((pool.x,pool.y), test, pool.vocab, self.h, method, **self.setup, **settings)
+    learn.__class__,learn.params = HeadLearner,{**settings, 'm': self.setup['m'], 'lr': defaults.lr}
     use_rule(learn, CRM(learn.hierarchy) if rule=='crm' else argmax_rule)
     learn.dls.features = pool.features
     return learn
@@ -493,7 +443,7 @@ def save_page(self:Comparison,
     write_text(path, string.Template(page).substitute(texts, **tables, picture=self._svg()))
 
 # %% ../nbs/47_compare.ipynb #80d9d501
-_RANGES = dict(size=(16,2048), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16), jobs=(1,1024))
+_RANGES = dict(size=(16,2048,0), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16,0), jobs=(1,1024,0))
 
 def _folder_pool(images, arch, official, **kwargs):
     "Features of the pictures in the folder `images`"
@@ -517,7 +467,7 @@ def compare_folder(
     jobs:int=0 # processes; 0 for one per core
 ):
     "Compare methods on a folder of images: every method on features of a pretrained network, with intervals"
-    check_ranges(locals(), _RANGES, ('size','hidden','jobs'))
+    check_ranges(locals(), _RANGES)
     make_body(arch) # an unknown architecture is an error before any work
     h = read_hierarchy(classes)
     names = _names(methods, h)

@@ -15,11 +15,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from fastprogress.fastprogress import progress_bar
 from torchvision.transforms import InterpolationMode, functional as TF
-from fastai.data.all import *
+from fastai.basics import *
+from fastai.callback.progress import ProgressCallback
+from fastai.callback.schedule import *
 from .hierarchy import fail, quoted, tidy_name
 from .body import *
+from .callbacks import ProtoWatch
+from .learner import hier_learner
 from .data.core import *
-from .rows import write_whole
 
 # %% ../nbs/43_features.ipynb #4c419be2
 _Split = namedtuple('_Split', 'get y names stamp')
@@ -46,13 +49,6 @@ def _files_below(folder, above=()):
         if f.is_dir(): yield from _files_below(f, (*above, real))
         elif f.is_file(): yield f
 
-# %% ../nbs/43_features.ipynb #aabffbe5
-def _unused(ends):
-    "A note on files with the `ends` of neither pictures nor texts; empty if there are none"
-    others = Counter(o for o in ends if o not in _PICTURES|_BESIDE).most_common(5)
-    kinds = ', '.join(f"{_n(k, 'file')} {o or 'without an ending'}" for o,k in others)
-    return f'not used: {kinds}: convert to .jpg or .png' if kinds else ''
-
 # %% ../nbs/43_features.ipynb #9726fdad
 def picture_files(
     folder # where to look
@@ -60,7 +56,9 @@ def picture_files(
     "All pictures below `folder`, by their names, in order; warns of files that may be pictures of other formats"
     if not os.path.isdir(folder): raise FileNotFoundError(f'{folder}: there is no such folder')
     ends = {f: f.suffix.lower() for f in _files_below(folder)}
-    note,files = _unused(ends.values()),[f for f in ends if ends[f] in _PICTURES]
+    files,count = [f for f in ends if ends[f] in _PICTURES],Counter(ends.values()).most_common()
+    others = [f"{_n(k, 'file')} {o or 'without an ending'}" for o,k in count if o not in _PICTURES|_BESIDE]
+    note = f"not used: {', '.join(others[:5])}: convert to .jpg or .png" if others else ''
     if not files:
         raise FileNotFoundError(f"{folder}: no pictures in this folder ({', '.join(sorted(_PICTURES))}); {note}")
     if note: warnings.warn(f'{folder}: {note}')
@@ -151,10 +149,14 @@ def hold_back(
 # %% ../nbs/43_features.ipynb #1413b570
 def _open(files, i): return Image.open(files[i], formats='PNG JPEG BMP GIF TIFF WEBP PPM'.split())
 
+def file_stamps(files):
+    "Size and time of each of `files`"
+    return [(o.st_size,o.st_mtime_ns) for o in (f.stat() for f in files)]
+
 def _file_split(folder, t):
     "The split with the pictures of the table `t`, which are below `folder`"
-    stamp = [(o.st_size,o.st_mtime_ns) for o in (f.stat() for f in t.file)]
-    return _Split(partial(_open, [*t.file]), tensor([*t.y]), [str(f.relative_to(folder)) for f in t.file], stamp)
+    names = [str(f.relative_to(folder)) for f in t.file]
+    return _Split(partial(_open, [*t.file]), tensor([*t.y]), names, file_stamps(t.file))
 
 def _folder_splits(path, valid_pct, seed, h=None, subset=False):
     "`splits, vocab` of the pictures below the folder `path`"
@@ -348,6 +350,24 @@ def features(
     file = Path(file) if file else cache_path('features', meta['key']).with_suffix('.safetensors')
     if _meta(file).get('key')!=meta['key']: _compute(file, body, splits, meta, progress)
     return read_features(file, **kwargs)
+
+# %% ../nbs/43_features.ipynb #a7a3ad7b
+class _NoValidation(Callback):
+    "Skip the validation after each epoch"
+    def before_validate(self): raise CancelValidException()
+
+def train_head(train, valid, vocab, h, method, seed=0, lr=3e-3, m=64, epochs=10, hidden=0, bs=None, device=None,
+               **params):
+    "A `Learner` of `method`, trained on the features (N, views, F) and labels `train`; an epoch has at least 16 steps"
+    (x,_),slow = train,(Recorder,ProgressCallback,ProtoWatch)
+    with no_random(seed):
+        bs = bs or min(256, max(16, len(x)//16))
+        dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS, device=device)
+        body = nn.Sequential(nn.Linear(x.shape[-1], hidden), nn.ReLU()) if hidden else nn.Identity()
+        learn = hier_learner(dls, body, h, method, m=m, pretrained=False, metrics=[], **params)
+        with learn.removed_cbs(learn.cbs.filter(risinstance(slow))):
+            learn.fit_one_cycle(epochs, lr, cbs=_NoValidation())
+    return learn
 
 # %% ../nbs/43_features.ipynb #7bf02116
 def put_back(
