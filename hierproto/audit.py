@@ -108,12 +108,6 @@ def csv_table(
         return pd.read_csv(f, sep=sep, header=0, index_col=False, dtype={k: str for k in _text}, keep_default_na=False,
             decimal=',' if sep==';' else '.', encoding='utf-8-sig', low_memory=False, names=heads[sep])
 
-# %% ../nbs/45_audit.ipynb #8237f52f
-def _folder_class(file, names):
-    "The class among `names` that the folders of the picture `file` stand for, else the innermost folder"
-    folders = [_name(o) for o in re.split(r'[/\\\\]', str(file))[:-1]]
-    return find_class(folders, names) or (folders[-1] if folders else '')
-
 # %% ../nbs/45_audit.ipynb #83c1a4b6
 def _table(f, index):
     "The table in the file `f`, with a column `target`"
@@ -121,8 +115,8 @@ def _table(f, index):
     except (HierarchyError,OSError): raise
     except Exception as e: fail(f'not a table in UTF-8: {str(e).strip()}', f)
     if 'target' not in df and 'file' in df:
-        names = {n: n for n in index}
-        df['target'] = [_folder_class(o, names) for o in df['file']]
+        folders,names = [re.split(r'[/\\]', _bare(o))[:-1] for o in df['file']],{n: n for n in index}
+        df['target'] = [find_class(o, names) or (o[-1] if o else '') for o in folders]
     if 'target' not in df: fail(f"no column is called 'target'; there are {quoted(df)}", f)
     if not len(df): fail('there are no predictions below the header', f)
     return df
@@ -153,15 +147,13 @@ def _columns(head, index, f):
 def _probs(df, cols, f, scores=False):
     "Probabilities (N, K) from the columns `cols`, checked"
     P = df[cols].apply(pd.to_numeric, errors='coerce').to_numpy(dtype=float)
-    total = P.sum(1, keepdims=True)
-    def refuse(bad, what):
-        for i,k in np.argwhere(bad)[:1]:
-            fail(f'{what.format(df[cols[k]].iloc[i], total[i,0])} (column {cols[k]!r})', f'{f}, row {i+1}')
-    refuse(~np.isfinite(P), '{0!r} is not a number')
-    if scores: return torch.tensor(P).softmax(1)
-    what = '{0} is not a probability, or the sum {1:.4g} is not 1; if these are scores, say --scores'
-    refuse((P<0)|(abs(total-1)>.02), what)
-    return torch.tensor(P/total)
+    total,number = P.sum(1, keepdims=True),np.isfinite(P)
+    bad = ~number if scores else ~number | (P<0) | (abs(total-1)>.02)
+    for i,k in np.argwhere(bad)[:1]:
+        sums = f'{P[i,k]} is not a probability, or the sum {total[i,0]:.4g} is not 1; if these are scores, say --scores'
+        what = sums if number[i,k] else f'{df[cols[k]].iloc[i]!r} is not a number'
+        fail(f'{what} (column {cols[k]!r})', f'{f}, row {i+1}')
+    return torch.tensor(P).softmax(1) if scores else torch.tensor(P/total)
 
 # %% ../nbs/45_audit.ipynb #4aab7fac
 def read_predictions(
@@ -296,8 +288,7 @@ def _matrix(p, most=20000, pictures=40):
     rows = [[k, o[4], _safe(a), _safe(b), *c] for k,o,a,b,*c in zip(keys, wrong, *(t[c].tolist() for c in list(t)[:5]))]
     shown = {k: [*_thumbs(o)] for k,o in zip(keys, t.examples)} if 'examples' in t else {}
     names = answer_names(h)
-    names = [_safe(names[k]) for k in at]
-    return dict(matrix=dict(names=names, rows=K, cells=wrong+right), mistakes=rows, pictures=shown)
+    return dict(matrix=dict(names=[_safe(names[k]) for k in at], rows=K, cells=wrong+right), mistakes=rows, pictures=shown)
 
 # %% ../nbs/45_audit.ipynb #4f97136e
 def _curve(p, most=2*10**7):

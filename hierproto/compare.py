@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Literal
 from joblib import Parallel, delayed
 from scipy import stats
-from sklearn.model_selection import train_test_split
 from fastai.basics import *
 from .hierarchy import *
 from .readers import read_hierarchy
+from .data.core import hold_out
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report
 from .learner import add_norm, use_rule
@@ -59,16 +59,9 @@ def from_dls(cls:Pool,
     x,y = torch.cat([x[:,:views] for x,_ in parts]),torch.cat([y for _,y in parts])
     return cls(x, y, list(dls.vocab), test, features=record)
 
-# %% ../nbs/47_compare.ipynb #8afec857
+# %% ../nbs/47_compare.ipynb #2305fd1d
 _LEAST = 5 # images per class
 
-def _split(x, y, share, seed=0):
-    "`x, y` of two parts of the data; the second holds a `share` of each class"
-    n = max(math.ceil(share*len(y)), len(y.unique())) # at least one of each class
-    parts = train_test_split(np.arange(len(y)), test_size=n, random_state=seed, stratify=y)
-    return [(x[i], y[i]) for i in map(torch.as_tensor, parts)]
-
-# %% ../nbs/47_compare.ipynb #2305fd1d
 def _check_runs(names, rules, seeds):
     if seeds<1: raise ValueError(f'seeds must be >= 1, got {seeds}')
     for o in rules:
@@ -111,13 +104,13 @@ def _trials(method):
 # %% ../nbs/47_compare.ipynb #0d070ac8
 def _parts(pool, seed):
     "`x, y` to train on, validation part included, and those of the test part, by default a fifth"
-    return ((pool.x,pool.y), pool.test) if pool.test else _split(pool.x, pool.y, .2, seed)
+    return ((pool.x,pool.y), pool.test) if pool.test else hold_out(pool.x, pool.y, .2, seed)
 
 # %% ../nbs/47_compare.ipynb #db9f3651
 def _choose(pool, h, method, setup, seed):
     "The settings of `_trials` with the lowest average cost on the validation part of `seed`, a tenth"
     both,_ = _parts(pool, seed)
-    train,valid = _split(*both, .1, seed)
+    train,valid = hold_out(*both, .1, seed)
     def cost(p):
         learn = train_head(train, valid, pool.vocab, h, method, seed, **setup, **p)
         return _measure(_scores(learn, valid[0]), valid[1], learn.hierarchy)['ahc']

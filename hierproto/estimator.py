@@ -56,8 +56,9 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
 def _train(self:HierarchicalClassifier, X, y, seed):
     "The network, trained on the standardised rows `X` and the class numbers `y`"
     X = X.float()[:,None]
-    learn = train_head((X,y), (X[:2],y[:2]), self.hierarchy_.leaves, self.hierarchy_, self.method, seed, self.lr, self.m,
-                       self.epochs, self.hidden, min(self.bs, len(X)), 'cpu', wd=self.wd, **(self.params or {}))
+    h,params = self.hierarchy_,dict(wd=self.wd, **(self.params or {}))
+    learn = train_head((X,y), (X[:2],y[:2]), h.leaves, h, self.method, seed, self.lr, self.m, self.epochs, self.hidden,
+                       min(self.bs, len(X)), 'cpu', **params)
     return learn.model.eval().double() # so that the order of rows does not change the last digits
 
 # %% ../nbs/49_estimator.ipynb #42720142
