@@ -138,10 +138,10 @@ def t_interval(
     "Mean of `d`, ends of its 95% interval, and p-value of no difference, by the corrected resampled t-test"
     d = np.asarray(d, dtype=float)
     mean,n = d.mean(),len(d)
-    if n < 2: return mean, -np.inf, np.inf, 1.
+    if n < 2 or (mean and np.allclose(d, mean)): return mean, -np.inf, np.inf, 1. # nothing to estimate a spread from
     se = d.std(ddof=1)*math.sqrt(1/n + ratio)
     half = stats.t.ppf(.975, n-1)*se
-    p = 2*stats.t.sf(abs(mean)/se, n-1) if se > 0 else float(mean==0 or not np.isfinite(se))
+    p = 2*stats.t.sf(abs(mean)/se, n-1) if se > 0 else 1.
     return mean, mean-half, mean+half, p
 
 # %% ../nbs/47_compare.ipynb #1328ac2f

@@ -214,7 +214,7 @@ def _pair_ratios(protos, D, n, distance, generator, classes=None):
     k, l = (i, j) if classes is None else (classes[i], classes[j])
     if classes is None and K not in (len(D), getattr(D, 'n_nodes', None)):
         raise HierarchyError(f'{K} prototypes for {len(D)} classes')
-    d = _paired(protos[i], protos[j], distance)
+    d = _paired(protos.index_select(0, i), protos.index_select(0, j), distance) # twice as fast as `protos[i]`
     return d/(D.pair_costs(k, l) if hasattr(D, 'pair_costs') else torch.as_tensor(D)[k,l]).to(d)
 
 # %% ../nbs/03_distortion.ipynb #b84760a0

@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from fastai.basics import *
 from .hierarchy import *
+from .hierarchy import tidy_name
 from .inference import class_path, get_rule
 from .learner import get_method
 from .features import train_head
@@ -21,8 +22,8 @@ from .features import train_head
 def _are_rows(y): return np.ndim(y)==2 and np.shape(y)[1]>1
 
 def _rows(y):
-    "The rows of paths `y` as tuples of names; empty cells end a path"
-    rows = [tuple(str(o) for o in r if not pd.isna(o) and o!='') for r in np.asarray(y, dtype=object)]
+    "The rows of paths `y` as tuples of names; empty cells are left out"
+    rows = [tuple(tidy_name(str(o)) for o in r if not pd.isna(o) and o!='') for r in np.asarray(y, dtype=object)]
     empty = [i for i,r in enumerate(rows) if not r]
     if empty: raise ValueError(f'row {empty[0]} of y has no class: give at least one name per row')
     return rows
@@ -38,7 +39,7 @@ def _from_rows(y):
 class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
     "A network for arrays that is trained by any of `METHODS` and knows what mistakes cost"
     def __init__(self,
-        hierarchy=None,   # `Hierarchy`, costs, or a .csv or .json file; without one all mistakes cost the same
+        hierarchy=None,   # `Hierarchy`, .csv or .json file, or costs, in the order of `classes_` unless named
         method='gp_disto',# name in `METHODS`
         rule=None,        # how `predict` decides: 'argmax', 'crm' (lowest expected cost), None for the method's rule
         m=64,             # dimension of the embedding
@@ -69,7 +70,7 @@ def _labels(self:HierarchicalClassifier, y, hierarchy):
     check_classification_targets(y)
     self.classes_,numbers = np.unique(y, return_inverse=True)
     if len(self.classes_)<2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
-    names = [str(int(o)) if isinstance(o, float) and o.is_integer() else str(o) for o in self.classes_]
+    names = [str(int(o)) if isinstance(o, (float,np.floating)) and o.is_integer() else str(o) for o in self.classes_]
     given = hierarchy,self.hierarchy,found,Hierarchy.from_paths([(o,) for o in names])
     self.hierarchy_ = align_costs(first(o for o in given if o is not None), names, subset=True)
     return torch.as_tensor(numbers)
@@ -79,7 +80,8 @@ def _validated(self, X, y):
     "`X` as numbers and `y` as an array, of the same length"
     if y is None: raise ValueError(f'{type(self).__name__} requires y to be passed, but the target y is None')
     X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-    y = np.asarray(y)
+    given,y = y,np.asarray(y)
+    if _are_rows(y): y = np.asarray(given, dtype=object) # an empty cell must not become the text 'nan'
     if y.ndim==2 and y.shape[1]==1: y = column_or_1d(y, warn=True)
     check_consistent_length(X, y)
     return X,y

@@ -42,12 +42,12 @@ _BESIDE = set('.txt .csv .tsv .json .jsonl .xml .yaml .yml .md .html .pdf .xlsx 
 def _n(k, what): return f"{k:,} {what}{'s'*(k!=1)}"
 
 def _files_below(folder, above=()):
-    "All regular files below `folder` that are not hidden, in order; `above` are the folders around it"
+    "All regular files and broken links below `folder` that are not hidden, in order; `above` are the folders around it"
     if (real := os.path.realpath(folder)) in above: return
     for f in sorted(Path(folder).iterdir()):
         if f.name.startswith('.'): continue
         if f.is_dir(): yield from _files_below(f, (*above, real))
-        elif f.is_file(): yield f
+        elif f.is_file() or f.is_symlink(): yield f
 
 # %% ../nbs/43_features.ipynb #9726fdad
 def picture_files(
@@ -55,7 +55,9 @@ def picture_files(
 ):
     "All pictures below `folder`, by their names, in order; warns of files that may be pictures of other formats"
     if not os.path.isdir(folder): raise FileNotFoundError(f'{folder}: there is no such folder')
-    ends = {f: f.suffix.lower() for f in _files_below(folder)}
+    broken,there = partition(_files_below(folder), lambda f: not f.exists())
+    if broken: warnings.warn(f"{folder}: not used: {_n(len(broken), 'broken link')}, such as {broken[0].name}")
+    ends = {f: f.suffix.lower() for f in there}
     files,count = [f for f in ends if ends[f] in _PICTURES],Counter(ends.values()).most_common()
     others = [f"{_n(k, 'file')} {o or 'without an ending'}" for o,k in count if o not in _PICTURES|_BESIDE]
     note = f"not used: {', '.join(others[:5])}: convert to .jpg or .png" if others else ''
@@ -107,6 +109,9 @@ def picture_table(
         elif classes[parts] is None: lost['/'.join(parts) or '.'] += 1
         else: rows.append((f, classes[parts], splits.get(parts[0])))
     if lost: _strangers(lost, h)
+    inner = {o for parts in places.values() for o in parts if o.casefold() in _SPLITS} - {*(index or ())}
+    if inner and not splits: warnings.warn(f'{folder}: not divided by {quoted(sorted(inner))}: '
+                            'that takes train/ and valid/ or test/ directly in the folder')
     for o,k in spare.items(): warnings.warn(f"{folder}: not used: {o}/ ({_n(k, 'picture')})")
     return pd.DataFrame(rows, columns=['file','label','split'])
 
@@ -132,7 +137,11 @@ def keep_classes(
 ):
     "The rows of the table `t` whose class is in `h`, under the names of `h`"
     index = h.class_index() # a name with its path may be the only one of its kind in a smaller tree
-    t = t[t.label.isin(index)].reset_index(drop=True)
+    known = t.label.isin(index)
+    if not known.all():
+        lost,names = _n(sum(~known), 'picture'),quoted(t.label[~known].unique())
+        warnings.warn(f'not used: {lost} of {names}, which have no pictures to learn from')
+    t = t[known].reset_index(drop=True)
     return t.assign(label=[h.leaves[index[o]] for o in t.label])
 
 # %% ../nbs/43_features.ipynb #065c27ff

@@ -55,7 +55,7 @@ def _folder_data(h, o):
     t = t[~spare & ~t.file.isin(bad)]
     try: sub = check_classes(t, h, o.subset, 1 if divided else 2)
     except HierarchyError as e: raise HierarchyError('. Note: '.join([str(e), *notes[:3]])) from None
-    if len(sub)<len(h): notes.append(f"left out: {len(h)-len(sub)} of {len(h)} classes, which have no pictures")
+    if len(sub)<len(h): notes.append(f'left out: {len(h)-len(sub)} of {len(h)} classes without pictures to learn from')
     t = keep_classes(t, sub)
     t['valid'] = t.split!='train' if divided else hold_back(t.label, o.valid, o.seed)
     if not t.valid.any(): raise PictureError(f'{o.images}: no pictures are left to test on')
@@ -265,6 +265,7 @@ def fit(
     o = SimpleNamespace(**locals())
     _check_options(vars(o))
     h = read_hierarchy(classes)
+    if METHODS[method].tree: as_tree(h, f'The method {method}')
     _check_out(out, force, resume)
     data = _folder_data(h, o)
     o.size = size or _usual_size(data.sizes)

@@ -569,6 +569,9 @@ def align_costs(
     if isinstance(D, (str, Path)): D = import_module('hierproto.readers').read_hierarchy(D)
     if isinstance(D, pd.DataFrame): D = CostMatrix(D)
     names = _class_names(vocab)
+    if names is None and isinstance(D, Costs):
+        numbers = [str(i) for i in range(len(D))] # labels of data without names
+        names = numbers if {*numbers} == {*D.leaves} else None
     if D is None or names is None: return D
     if isinstance(D, Costs): return D.subset(names) if subset else D.align(names)
     if len(D) != len(names): fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')

@@ -59,7 +59,7 @@ class BackOff(nn.Module):
     ):
         super().__init__()
         h = as_tree(align_costs(h, vocab), 'back_off')
-        self.sums,self.threshold = SubtreeSum(h),threshold
+        self.sums,self.threshold,self.leaves = SubtreeSum(h),threshold,h.leaves
         self.register_buffer('size', self.sums(torch.ones(1, len(h)))[0], persistent=False)
 
 # %% ../nbs/07_inference.ipynb #68325aa3
@@ -98,7 +98,9 @@ class CRM(nn.Module):
     "`crm` with the costs `D`, in the order of `vocab`, as a buffer"
     def __init__(self, D, vocab=None):
         super().__init__()
-        self.register_buffer('D', D if isinstance(D, torch.Tensor) else as_costs(align_costs(D, vocab)))
+        if not isinstance(D, torch.Tensor): D = align_costs(D, vocab)
+        self.leaves = getattr(D, 'leaves', None)
+        self.register_buffer('D', D if isinstance(D, torch.Tensor) else as_costs(D))
     def forward(self, scores, probs=False):
         "Numbers of classes for `scores`, or probabilities if `probs`"
         return crm(scores, self.D, probs=probs)
@@ -125,6 +127,9 @@ class ClassPath(list):
 # %% ../nbs/07_inference.ipynb #f4146ad4
 def get_rule(rule, h, threshold=.5):
     "The decision rule `rule` for the classes of `h`, by name (`threshold` is for 'back_off') or a function"
+    names = getattr(rule, 'leaves', None)
+    if names and names != getattr(h, 'leaves', names): raise HierarchyError(
+        'this rule has the classes in another order: pass the vocabulary too, as in `CRM(h, dls.vocab)`')
     if callable(rule): return rule
     rules = dict(argmax=lambda: argmax_rule, crm=lambda: CRM(h), back_off=lambda: BackOff(h, threshold))
     if rule not in rules: raise HierarchyError(f'unknown rule {rule!r}; choose from {", ".join(rules)}')
@@ -143,7 +148,7 @@ def _path(h, node, q):
 def class_path(
     scores, # (K,) scores of one sample, or (B, K) for a list of answers
     h, # the Hierarchy of the K classes
-    rule='argmax', # 'argmax', 'crm', 'back_off', or a function from scores to numbers of classes or nodes
+    rule='argmax', # 'argmax', 'crm', 'back_off', or a function from scores (or log-probabilities) to numbers of nodes
     vocab=None, probs=None
 ):
     "The answer of `rule` in its groups, with probabilities; `vocab` and `probs` as in `expected_cost`"
@@ -151,7 +156,8 @@ def class_path(
     h = align_costs(h, vocab)
     p = as_probs(scores, probs).cpu()
     P = subtree_probs(p, h, probs=True)
-    return [_path(h, node, q) for node,q in zip(get_rule(rule, h)(p.log()).tolist(), P)]
+    answers = get_rule(rule, h)(scores.cpu() if probs is False else p.log())
+    return [_path(h, node, q) for node,q in zip(answers.tolist(), P)]
 
 # %% ../nbs/07_inference.ipynb #e61fa52e
 def predict_path(

@@ -20,7 +20,7 @@ from .prototypes import *
 from .body import *
 from .metrics import *
 from .callbacks import *
-from .inference import argmax_rule, CRM
+from .inference import argmax_rule, BackOff, CRM, get_rule
 
 # %% ../nbs/10_learner.ipynb #1b53ceff
 @dataclass
@@ -173,12 +173,15 @@ def _decode(rule, preds):
 # %% ../nbs/10_learner.ipynb #3ec87fef
 def use_rule(
     learn, # a `Learner`
-    rule   # scores to numbers of classes: `CRM`, or `argmax_rule`
+    rule   # scores, to which constants may be added, to numbers of classes: `CRM`, or `argmax_rule`
 ):
     "Let `learn` decide by `rule` in metrics, predictions and interpretation"
-    learn.rule,loss = rule,learn.loss_func
-    if rule is argmax_rule: getattr(loss, '__dict__', {}).pop('decodes', None) # the usual one
-    elif hasattr(loss, 'decodes'): loss.decodes = partial(_decode, rule)
+    if isinstance(rule, BackOff): raise ValueError('`BackOff` answers with groups: use `predict_path(rule=...)`')
+    learn.rule,loss = get_rule(rule, getattr(learn, 'hierarchy', None)),learn.loss_func
+    if not hasattr(loss, 'decodes') or (rule is argmax_rule and 'decodes' not in vars(loss)): return
+    loss = learn.loss_func = copy(loss) # other learners may use it too
+    if rule is argmax_rule: del loss.decodes # back to the usual one
+    else: loss.decodes = partial(_decode, rule)
 
 # %% ../nbs/10_learner.ipynb #554da8f8
 _of_body = 'n_in cut nf pool norm project'.split()

@@ -19,9 +19,9 @@ from .features import picture_files
 def _place(f, folder):
     "The file `f` of a list in `folder`: relative to the current folder, or to that of the list"
     here,there = Path(f),folder/f
-    if here.exists() and there.exists() and not here.samefile(there):
+    if here.is_file() and there.is_file() and not here.samefile(there):
         raise PictureError(f'{f}: both {here.absolute()} and {there.absolute()} exist: use absolute paths')
-    return f if here.exists() else there
+    return f if here.is_file() else there
 
 def _given(o):
     "Files and targets that the argument `o` stands for: a folder, a CSV file, a pattern or a picture"
@@ -69,11 +69,13 @@ def _line(r, top=0):
     return '\n'.join([f"{r['file']}: {path}", *(f'    {n} {p:.1%}' for n,p in best)])
 
 # %% ../nbs/48_predict.ipynb #62e2789b
-def _check(out, bs, force):
+def _check(out, bs, top, force):
     "Raise a `ModelError` for options that cannot be used"
     if out and not out.endswith(('.csv','.jsonl')): raise ModelError(f'--out must end in .csv or .jsonl, got {out!r}')
     if out and Path(out).exists() and not force: raise ModelError(f'{out} exists: choose another --out, or --force')
     if bs<1: raise ModelError(f'--bs must be >= 1, got {bs}')
+    if top<0: raise ModelError(f'--top must be >= 0, got {top}')
+    if top and out: raise ModelError('--top is for printed answers: a file has all probabilities')
 
 # %% ../nbs/48_predict.ipynb #429e89b7
 def _write(p, batches, out, top, targets):
@@ -95,7 +97,7 @@ def predict(
     force:bool=False # overwrite the file of --out
 ):
     "Name what is in pictures: the path of classes with probabilities, one line per picture"
-    _check(out, bs, force)
+    _check(out, bs, top, force)
     p,bad = load_classifier(model, device=default_device()),[]
     given = [o for i in images for o in _given(i)]
     batches = _answered(p, given, p.rule(rule, threshold), bs, bad)

@@ -53,6 +53,7 @@ def forward(self:SubtreeSum, x):
 # %% ../nbs/06_subtree.ipynb #194da487
 @patch
 def _logsumexp(self:SubtreeSum, z):
+    z = z.clamp_min(torch.finfo(z.dtype).min) # a group of masked classes, -inf, would give NaN
     t = _max(z.detach(), self.group, self.n_groups)
     s = _add((z-_pick(t, self.group)).exp(), self.group, self.n_groups)
     t = _pick(t, self.low)

@@ -4,13 +4,16 @@ from pathlib import Path
 from PIL import Image
 from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, get_image_files, noop, set_seed
 from hierproto.all import *
-from hierproto.audit import Predictions, read_predictions
-from hierproto.compare import Pool, compare
+from hierproto.audit import Predictions, read_predictions, write_text
+from hierproto.compare import Comparison, Pool, compare, compare_folder
 from hierproto.data.core import tensor_dls
-from hierproto.features import FeatureDS, check_classes, features, keep_classes, picture_table
+from hierproto.baselines.hxe import HXELoss
+from hierproto.features import FeatureDS, check_classes, features, keep_classes, picture_files, picture_table
 from hierproto.fit import fit
 from hierproto.predict import _given
 from hierproto.prototypes import DataLoss, FocalDataLoss
+from hierproto.inference import BackOff, class_path
+from hierproto.learner import use_rule
 from hierproto.saving import ModelError, Predictor
 
 
@@ -536,3 +539,133 @@ def test_costs_whose_first_cell_says_ground_truth(tmp_path):
     for o in ('ground truth','y_true','True class'):
         (tmp_path/'c.csv').write_text(f'{o},a,b\na,0,1\nb,2,0\n')
         assert CostMatrix.from_csv(tmp_path/'c.csv', warn=False)[0,1]==2
+
+
+def test_labels_without_names_and_classes_called_by_numbers():
+    "Leaf '1' comes first in this tree; a label 1 means it all the same"
+    h = Hierarchy.from_paths([('odd','1'), ('even','0'), ('even','2')])
+    dls = tensor_dls((torch.rand(12, 4), torch.arange(3).repeat(4)), (torch.rand(3, 4), torch.arange(3)), None, bs=6)
+    learn = hier_learner(dls, torch.nn.Identity(), h, 'learnt', m=4, pretrained=False)
+    assert learn.hierarchy.leaves==['0','1','2']
+
+
+def test_two_learners_with_one_loss():
+    "The decision rule of the second must not become that of the first"
+    h,loss = Hierarchy.from_paths([('g','a'), ('g','b'), ('c',)]),DataLoss()
+    x,y = torch.rand(12, 4),torch.arange(3).repeat(4)
+    dls = tensor_dls((x,y), (x[:3],y[:3]), h.leaves, bs=6)
+    make = lambda method: hier_learner(dls, torch.nn.Identity(), h, method, m=4, pretrained=False, loss_func=loss)
+    scores = torch.tensor([[.33,.32,.35]]).log()
+    for first,second in (('cross_entropy','cross_entropy_crm'), ('cross_entropy_crm','cross_entropy')):
+        learners = {o: make(o) for o in (first,second)}
+        answers = {o: learners[o].loss_func.decodes(scores).item() for o in learners}
+        assert answers==dict(cross_entropy=2, cross_entropy_crm=0)
+
+
+def test_equal_differences_are_no_evidence():
+    "Two seeds with one mistake less out of few: the spread is unknown"
+    rows = [dict(method=m, rule='argmax', seed=s, er=e, ahc=e, severity=1., top5_cost=1., nll=1., ece=0., n_train=20,
+                 n_test=10) for s in (0,1) for m,e in (('cross_entropy',.3), ('gp_disto',.2))]
+    res = Comparison(pd.DataFrame(rows))
+    assert res.winner==('cross_entropy','argmax') and 'No difference that matters' in res.advice()
+
+
+def test_validation_pictures_of_a_class_without_training_pictures_are_counted(tmp_path):
+    for o in ('train/a','train/b','test/a','test/b','test/c'): write(tmp_path/'images'/o)
+    (tmp_path/'classes.csv').write_text('class\na\nb\nc\n')
+    with pytest.warns(UserWarning, match="not used: 6 pictures of 'c', which have no pictures to learn from"):
+        fit(str(tmp_path/'images'), str(tmp_path/'classes.csv'), str(tmp_path/'model'), epochs=1, subset=True,
+            quiet=True, arch='convnet', size=32)
+
+
+def test_file_names_that_look_like_formulas(tmp_path, monkeypatch):
+    "Tables escape them for Excel; a list of files has them back"
+    monkeypatch.chdir(tmp_path)
+    write_text('list.csv', pd.DataFrame(dict(file=['=b.jpg'])))
+    write(tmp_path, 1)
+    (tmp_path/'0.png').rename(tmp_path/'=b.jpg')
+    assert _given('list.csv')==[('=b.jpg', None)]
+
+
+def test_a_method_that_needs_a_tree_is_refused_before_pictures_are_read(tmp_path):
+    (tmp_path/'costs.csv').write_text(',a,b\na,0,1\nb,1,0\n')
+    for command,name in ((fit,'method'), (compare_folder,'methods')):
+        with pytest.raises(ValueError, match='The method hxe needs a tree'):
+            command('missing', str(tmp_path/'costs.csv'), str(tmp_path/'out'), **{name: 'hxe'})
+
+
+def test_rules_with_the_classes_in_another_order():
+    "The tree has zebra first, the data cat: costs matched by position give other answers"
+    h = Hierarchy.from_paths([('animal','zebra'), ('animal','cat'), ('plant','oak')])
+    x,y = torch.rand(12, 4),torch.arange(3).repeat(4)
+    dls = tensor_dls((x,y), (x[:3],y[:3]), ['cat','oak','zebra'], bs=6)
+    learn = hier_learner(dls, torch.nn.Identity(), h, 'cross_entropy', m=4, pretrained=False)
+    with pytest.raises(HierarchyError, match='another order'): use_rule(learn, CRM(h))
+    with pytest.raises(HierarchyError, match='another order'): learn.predict_path(x[0], rule=CRM(h))
+    use_rule(learn, CRM(h, dls.vocab))
+    with pytest.raises(ValueError, match='answers with groups'): use_rule(learn, BackOff(h, .9, dls.vocab))
+
+
+def test_few_classes_cannot_condemn_a_tree():
+    "All mistakes stay inside their group, but a third of all orders of four classes give the same tree"
+    h = Hierarchy.from_paths([('animal','cat'), ('animal','dog'), ('plant','oak'), ('plant','elm')])
+    y = torch.arange(4).repeat(40)
+    preds = torch.where(torch.arange(160)<40, torch.tensor([1,0,3,2])[y], y)
+    assert Predictions(y, h, preds).tree_fit().says.startswith('Too few classes')
+
+
+def test_an_empty_prediction_is_not_an_answer(tmp_path):
+    h = Hierarchy.from_paths([('g','a'), ('g','b'), ('c',)])
+    (tmp_path/'p.csv').write_text('target,prediction\na,a\nb,\n')
+    with pytest.raises(HierarchyError, match='row 2: the cell is empty'): read_predictions(tmp_path/'p.csv', h)
+    (tmp_path/'p.csv').write_text('target,prediction\na,a\nb,/\n')
+    assert read_predictions(tmp_path/'p.csv', h).preds.tolist()==[0,h.n_nodes-1]
+
+
+def test_tables_with_empty_lines_and_columns(tmp_path):
+    (tmp_path/'p.csv').write_text('\ntarget,prediction,,\na,a,,\nb,a,,\n')
+    p = read_predictions(tmp_path/'p.csv', Hierarchy.from_paths([*'ab']))
+    assert p.preds.tolist()==[0,0] and p.targets.tolist()==[0,1]
+
+
+def test_a_division_that_is_not_at_the_top(tmp_path):
+    for o in ('train/a','train/b','valid/a','valid/b'): write(tmp_path/'data'/'images'/o, 2)
+    with pytest.warns(UserWarning, match="not divided by 'train', 'valid'"):
+        picture_table(tmp_path/'data', Hierarchy.from_paths([*'ab']))
+
+
+def test_broken_links_are_counted(tmp_path):
+    write(tmp_path/'a', 2)
+    (tmp_path/'a'/'lost.png').symlink_to(tmp_path/'nowhere.png')
+    with pytest.warns(UserWarning, match='not used: 1 broken link, such as lost.png'): files = picture_files(tmp_path)
+    assert len(files)==2
+
+
+def test_a_list_with_an_empty_row(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path/'a', 1)
+    (tmp_path/'lists').mkdir()
+    (tmp_path/'lists'/'l.csv').write_text('file,target\na/0.png,a\n,\n')
+    assert _given('lists/l.csv')[0]==('a/0.png','a')
+
+
+def test_rows_of_paths_with_empty_cells():
+    X,rows = np.random.default_rng(0).normal(size=(30, 3)),[['animal','cat'], ['animal','dog '], ['rock',np.nan]]*10
+    assert HierarchicalClassifier(epochs=1).fit(X, rows).classes_.tolist()==['cat','dog','rock']
+    y = np.arange(3, dtype=np.float32).repeat(10)
+    h = Hierarchy.from_paths([('even','0'), ('even','2'), ('odd','1')])
+    assert HierarchicalClassifier(h, epochs=1).fit(X, y).hierarchy_.leaves==['0','1','2']
+
+
+def test_a_group_of_masked_classes():
+    h = Hierarchy.from_paths([('a','x'), ('a','y'), ('b','z'), ('b','w')])
+    s = torch.tensor([[0.,1.,-torch.inf,-torch.inf]], requires_grad=True)
+    loss = HXELoss(h, 0.)(s, torch.tensor([0]))
+    loss.backward()
+    assert torch.allclose(loss, torch.nn.functional.cross_entropy(s, torch.tensor([0]))) and s.grad.isfinite().all()
+
+
+def test_rules_that_depend_on_the_scores_themselves():
+    "A score far below zero is far from all prototypes; a softmax forgets that"
+    h,rule = Hierarchy.from_paths([('g','a'), ('g','b'), ('c',)]),lambda s: torch.where(s.amax(1) < -2., 1, s.argmax(1))
+    assert class_path(torch.tensor([-3.,-4.,-5.]), h, rule, probs=False).names==['g','b']
