@@ -292,7 +292,8 @@ def _matrix(p, most=20000, pictures=40):
     rows = [[k, o[4], _safe(a), _safe(b), *c] for k,o,a,b,*c in zip(keys, wrong, *(t[c].tolist() for c in list(t)[:5]))]
     shown = {k: [*_thumbs(o)] for k,o in zip(keys, t.examples)} if 'examples' in t else {}
     names = answer_names(h)
-    return dict(matrix=dict(names=[_safe(names[k]) for k in at], rows=K, cells=wrong+right), mistakes=rows, pictures=shown)
+    matrix = dict(names=[_safe(names[k]) for k in at], rows=K, cells=wrong+right)
+    return dict(matrix=matrix, mistakes=rows, pictures=shown)
 
 # %% ../nbs/45_audit.ipynb #4f97136e
 def _curve(p, most=2*10**7):
