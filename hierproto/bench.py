@@ -6,11 +6,14 @@
 __all__ = ['take', 'main']
 
 # %% ../nbs/55_bench.ipynb #1fd0602f
-import ctypes, gc, io, json, subprocess, sys, tempfile, time
+import ctypes, gc, io, subprocess, sys, tempfile, time
 from collections import namedtuple
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout, suppress
 from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
+from timeit import timeit
 import numpy as np, pandas as pd, torch
 from torch import nn
 from fastcore.script import call_parse
@@ -30,19 +33,12 @@ from .predict import predict
 from .saving import load_classifier
 from .rows import commit
 
-# %% ../nbs/55_bench.ipynb #25e17277
-def _seconds(f):
-    start = time.perf_counter()
-    f()
-    if torch.cuda.is_available(): torch.cuda.synchronize()
-    return time.perf_counter() - start
-
 # %% ../nbs/55_bench.ipynb #db94fb07
 def _ratios(ours, theirs, rounds=7):
     "Ratios of the time of `ours` to that of `theirs`, one per round, after a round that does not count"
     res = []
     for i in range(1+rounds):
-        a,b = (_seconds(f) for f in ((ours,theirs) if i%2 else (theirs,ours)))
+        a,b = (timeit(f, number=1) for f in ((ours,theirs) if i%2 else (theirs,ours)))
         res.append(a/b if i%2 else b/a)
     return np.array(res[1:])
 
@@ -227,9 +223,8 @@ def main(
     if not todo: raise ValueError(f"unknown measure {only!r}; choose from {', '.join(_MEASURES)}")
     out = Path(out)
     for i,(n,s) in enumerate(todo, 1):
-        code = f'from hierproto.bench import *; import json; print(json.dumps(take({n!r}, {s!r}, {rounds or None})))'
-        res = subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True, check=True)
-        new = pd.DataFrame([json.loads(res.stdout.splitlines()[-1])])
+        with ProcessPoolExecutor(1, get_context('spawn')) as pool:
+            row = pool.submit(take, n, s, rounds or None).result()
+        new = pd.DataFrame([row])
         pd.concat([_rows(out), new]).drop_duplicates(_KEY, keep='last').to_csv(out, index=False)
-        r = new.iloc[0]
-        print(f"{i}/{len(todo)} {n} {r['size']}: {r.ratio:.3g}, goal {r.goal:g}, {r.verdict}", flush=True)
+        print('{}/{} {measure} {size}: {ratio:.3g}, goal {goal:g}, {verdict}'.format(i, len(todo), **row), flush=True)

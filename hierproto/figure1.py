@@ -152,20 +152,15 @@ def _tree_lines(points, name):
     at = np.concatenate([points, [points[o].mean(0) for o in below[len(points):]]])
     return [(at[i], at[p]) for i,p in enumerate(D.parent.tolist()) if p>=0], at[-1]
 
-# %% ../nbs/53_figure1_runs.ipynb #1cd34779
-def _plot_lines(ax, points, name):
-    "The lines of hierarchy `name` between `points`, on `ax`"
-    lines,root = _tree_lines(points, name)
-    for a,b in lines: ax.plot(*np.stack([a,b]).T, color='.25', lw=.8, zorder=2)
-    if root is not None: ax.scatter(*root, marker='D', s=14, color='.25', zorder=3)
-
 # %% ../nbs/53_figure1_runs.ipynb #870cd910
 def plot_points(ax, z, y, means=None, protos=None, name=None):
     "Embeddings `z` of digits `y`, class `means`, `protos` and the lines of hierarchy `name` on `ax`"
     ax.scatter(*z.astype(float).T, c=COLOURS[y], s=6, alpha=.55, lw=0)
     at = means if protos is None else protos
     label = dict(xytext=(7,7), textcoords='offset points') if protos is None else dict(color='w')
-    if name: _plot_lines(ax, at, name)
+    lines,root = _tree_lines(at, name) if name else ([],None)
+    for o in lines: ax.plot(*np.transpose(o), color='.25', lw=.8, zorder=2)
+    if root is not None: ax.scatter(*root, marker='D', s=14, color='.25', zorder=3)
     if means is not None: ax.scatter(*means.T, s=38, c=COLOURS, edgecolor='k', lw=.8, zorder=4)
     if protos is not None: ax.scatter(*protos.T, s=120, marker='s', c=COLOURS, edgecolor='k', lw=.8, zorder=5)
     for k,p in enumerate(at):
@@ -201,16 +196,15 @@ def plot_figure1(
 @call_parse
 def main(
     data:str='digits',       # 'digits' (a minute for all) or 'mnist' (minutes per run)
-    out:str='demo',          # folder of the table, the arrays and the picture
+    out:str='demo',          # folder of the table, the arrays and the picture; those of digits are made anew
     threads:int=0,           # threads of PyTorch; 0 for its own choice
-    fresh:store_true=False,  # remove earlier results in `out`, as always for 'digits'
     quiet:store_true=False   # no progress bars
 ):
     "Train the models of Figure 1 on `data`, print the table and draw the picture in `out`"
     rs = figure1_recipes(data)
     check_options(threads=threads)
     prepare(threads)
-    if fresh or data=='digits': results_file(rs[0], out).unlink(missing_ok=True)
+    if data=='digits': results_file(rs[0], out).unlink(missing_ok=True)
     df = _run(rs, out, not quiet)
     for p,g in df.groupby('protocol', sort=False): print(f'\nprotocol {p}\n{figure1_table(g).to_string()}')
     ax = plot_figure1(df[df.protocol==rs[0]['protocol']].sort_values('seed'), out)[0]

@@ -7,16 +7,11 @@ __all__ = ['RECIPES', 'TREES', 'SCHEDULES', 'TIERS', 'GROUPS', 'RecipeError', 'r
            'settings', 'parse_methods', 'sweep_recipes', 'check_runs']
 
 # %% ../nbs/50_recipes.ipynb #2454c3f4
-import ast, hashlib, json, math, operator, os
-from dataclasses import dataclass, field, fields
-from inspect import Parameter, signature
+import ast, hashlib, json, math, os
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Literal, get_args, get_origin
-from fastai.learner import Learner
 from .hierarchy import HierarchyError, as_tree
 from .readers import read_hierarchy
-from .body import ARCHS, embedder
+from .body import ARCHS
 from .methods import METHODS
 
 # %% ../nbs/50_recipes.ipynb #3519044e
@@ -127,88 +122,36 @@ def _tier_of(data, tier):
 
 # %% ../nbs/50_recipes.ipynb #602cc28c
 _PRETRAINED = 'tf_efficientnet_lite0','tf_efficientnet_lite1','tf_efficientnet_lite2' # ImageNet weights as packages
+_CHOICES = dict(
+    arch=['identity', 'hidden', *ARCHS, *_PRETRAINED], frozen=_PRETRAINED, loss=['cross_entropy','focal'],
+    opt=['sgd','adam','adamw'], schedule=SCHEDULES, protocol=['published','as_written','bilinear'],
+    report=['last','best_of_last_5','best_valid'], repeat=['seed','fold'], summary=['median','mean'])
 
-def _in(**bounds): return field(default=None, metadata=bounds) # ge, gt, le, lt
+def _number(v): return type(v) in (int,float) and abs(v)<math.inf
+def _numbers(v): return isinstance(v, (list,tuple)) and all(map(_number, v))
 
 # %% ../nbs/50_recipes.ipynb #46bf7a80
-@dataclass
-class _Settings:
-    "Types and bounds of the settings of a recipe"
-    seed:int = _in(ge=0, lt=2**32)
-    fold:int = _in(ge=0)
-    fraction:float = _in(gt=0, le=1)
-    arch:Literal['identity','hidden',*ARCHS,*_PRETRAINED] = None
-    frozen:Literal[_PRETRAINED] = None # network whose features are the input
-    pretrained:bool|str = None
-    project:bool = None
-    m:int = _in(ge=1)
-    loss:Literal['cross_entropy','focal'] = None
-    gamma:float = _in(ge=0)
-    lam:float|None = _in(ge=0)
-    opt:Literal['sgd','adam','adamw'] = None
-    lr:float = _in(gt=0)
-    mom:float = _in(ge=0, lt=1)
-    betas:tuple[float] = _in(ge=0, lt=1)
-    wd:float = _in(ge=0)
-    proto_lr:float = _in(ge=0) # factor for the learning rate of prototypes
-    proto_wd:float|None = _in(ge=0) # weight decay of prototypes
-    epochs:int = _in(ge=1)
-    bs:int = _in(ge=1)
-    schedule:Literal[tuple(SCHEDULES)] = None
-    at:tuple[float] = _in(ge=0, le=1)
-    factor:float = _in(gt=0)
-    last:float = _in(gt=0)
-    protocol:Literal['published','as_written','bilinear'] = None
-    normalize:bool = None
-    augment:bool = None # change training images at random?
-    size:int = _in(ge=1)
-    min_samples:int = _in(ge=1)
-    holdout:float = _in(ge=0, lt=1) # part of the training set that replaces the test set
-    n_train:int = _in(ge=1)
-    n_test:int = _in(ge=1)
-    n_valid:int = _in(ge=1) # size of the sample of the test set that is measured after each epoch
-    num_workers:int = _in(ge=0)
-    same_steps:bool = None # with a fraction of the data, as many steps as with all of it
-    fp16:bool = None # mixed precision
-    crm:bool = None # measure least-risk decisions too?
-    report:Literal['last','best_of_last_5','best_valid'] = None
-    runs:int = _in(ge=1)
-    repeat:Literal['seed','fold'] = None
-    summary:Literal['median','mean'] = None
-    without:tuple[str] = None
-    args:dict = None # further arguments of `hier_learner`
-
-_FIELDS = {o.name: o for o in fields(_Settings)}
-
-# %% ../nbs/50_recipes.ipynb #58a056b1
-def _fits(v, t):
-    "Is `v` of the type `t`?"
-    kind,args = get_origin(t),get_args(t)
-    if kind is Literal: return v in args
-    if kind is UnionType: return any(_fits(v, o) for o in args)
-    if kind is tuple: return isinstance(v, (list,tuple)) and all(_fits(o, args[0]) for o in v)
-    return type(v) in (int,float) and abs(v)<math.inf if t is float else type(v) is t
-
-# %% ../nbs/50_recipes.ipynb #514b594e
-_WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a string', NoneType: 'None',
-          dict: 'a dict'}
-
-def _words(t):
-    kind,args = get_origin(t),get_args(t)
-    if kind is Literal: return 'one of '+', '.join(args)
-    if kind is UnionType: return ' or '.join(map(_words, args))
-    return f"a list of {_WORDS[args[0]].split()[1]}s" if kind is tuple else _WORDS[t]
+_RULES = [ # settings, what a value must be, and a test of it
+    ('seed', 'an integer >= 0 and < 2**32', lambda v: type(v) is int and 0<=v<2**32),
+    ('fold num_workers', 'an integer >= 0', lambda v: type(v) is int and v>=0),
+    ('m epochs bs size min_samples n_train n_test n_valid runs', 'an integer >= 1', lambda v: type(v) is int and v>=1),
+    ('fraction', 'a number > 0 and <= 1', lambda v: _number(v) and 0<v<=1),
+    ('lr factor last', 'a number > 0', lambda v: _number(v) and v>0),
+    ('gamma wd proto_lr', 'a number >= 0', lambda v: _number(v) and v>=0),
+    ('lam proto_wd', 'a number >= 0 or None', lambda v: v is None or _number(v) and v>=0),
+    ('mom holdout', 'a number >= 0 and < 1', lambda v: _number(v) and 0<=v<1),
+    ('betas', 'a list of numbers >= 0 and < 1', lambda v: _numbers(v) and all(0<=o<1 for o in v)),
+    ('at', 'a list of numbers >= 0 and <= 1', lambda v: _numbers(v) and all(0<=o<=1 for o in v)),
+    ('project normalize augment same_steps fp16 crm', 'True or False', lambda v: type(v) is bool),
+    ('pretrained', 'True, False or a file', lambda v: type(v) in (bool,str))]
+_FIELDS = {k: (words, ok) for names,words,ok in _RULES for k in names.split()}
+_FIELDS |= {k: (f"one of {', '.join(o)}", lambda v, o=o: v in list(o)) for k,o in _CHOICES.items()}
 
 # %% ../nbs/50_recipes.ipynb #864d2848
-_SIGNS = dict(ge='>=', gt='>', le='<=', lt='<')
-
-def _check_value(name, v, t=None, **bounds):
-    "Raise unless `v` is of the type `t` and within `bounds`, by default those of the setting `name`"
-    if t is None: t,bounds = _FIELDS[name].type,_FIELDS[name].metadata
-    numbers = [o for o in (v if isinstance(v, (list,tuple)) else [v]) if type(o) in (int,float)]
-    if _fits(v, t) and all(getattr(operator, k)(o, b) for o in numbers for k,b in bounds.items()): return
-    words = ' and '.join(f'{_SIGNS[k]} {b}' for k,b in bounds.items())
-    raise RecipeError(f'{name} must be {_words(t)} {words}'.rstrip() + f', got {str(v)[:80]!r}')
+def _check_value(name, v, rule=None):
+    "Raise unless `v` follows `rule`, by default that of the setting `name`"
+    words,ok = rule or _FIELDS[name]
+    if not ok(v): raise RecipeError(f'{name} must be {words}, got {str(v)[:80]!r}')
 
 # %% ../nbs/50_recipes.ipynb #08155513
 _NOT_HASHED = ('runs','repeat','summary','without')
@@ -236,12 +179,15 @@ def _check_together(r):
 # %% ../nbs/50_recipes.ipynb #1b99c53c
 _LITTLE = _said('section 4.5', pretrained=False, lam=20.)
 
-def _value(d): return {k: v[0] for k,v in d.items()}
+def _sourced(data, tier, fraction=1.):
+    "Settings of `data` with their sources: the paper, what it changes for little data, and `tier`"
+    _known(data, RECIPES, 'data')
+    return {**RECIPES[data], **(_LITTLE if fraction<1 else {}), **_said(f'tier {tier}', **_tier_of(data, tier))}
 
 def _facts(method):
     "Does `method` have a guide, and does it learn prototypes? Rows may have methods that are not registered here"
     m = METHODS.get(method)
-    return getattr(m, 'guided', method.startswith('gp_')),getattr(m, 'protos', method.startswith(('learnt','gp_')))
+    return (m.guided, m.protos) if m else (method.startswith('gp_'), method.startswith(('learnt','gp_')))
 
 # %% ../nbs/50_recipes.ipynb #6c0555d8
 def resolve(
@@ -255,9 +201,8 @@ def resolve(
     **overrides     # settings, or arguments of `hier_learner`
 ):
     "Everything that decides a run, and its `run_id`"
-    _known(data, RECIPES, 'data')
     guided,protos = _facts(method)
-    r = {**_value(RECIPES[data]), **(_value(_LITTLE) if fraction<1 else {}), **_tier_of(data, tier)}
+    r = {k: v for k,(v,_) in _sourced(data, tier, fraction).items()}
     args = r.pop('args', {})
     if not protos: r,args = {k: v for k,v in r.items() if k not in ('proto_lr','proto_wd')},{}
     own = {k: v for k,v in overrides.items() if k in _FIELDS}
@@ -292,9 +237,7 @@ def explain(
     r # a resolved recipe
 ):
     "The recipe `r`, one line per setting, with the source of each value"
-    source = {k: v[1] for k,v in RECIPES[r['data']].items()}
-    if r['fraction']<1: source.update({k: v[1] for k,v in _LITTLE.items()})
-    source.update({k: f"tier {r['tier']}" for k in _tier_of(r['data'], r['tier'])})
+    source = {k: o for k,(_,o) in _sourced(r['data'], r['tier'], r['fraction']).items()}
     source.update(dict.fromkeys(overridden(r), 'override'))
     return '\n'.join(f'{k:<10} {str(v):<24} {source.get(k, "")}'.rstrip() for k,v in r.items())
 
@@ -307,8 +250,8 @@ _TABLES = dict(
 GROUPS = {k: o.split() for k,o in _TABLES.items()}
 
 def _literal(s):
-    try: return ast.literal_eval({'true':'True', 'false':'False', 'null':'None'}.get(s, s))
-    except (ValueError,SyntaxError,RecursionError,MemoryError): return s
+    try: return ast.literal_eval(s)
+    except Exception: return s # a plain word
 
 # %% ../nbs/50_recipes.ipynb #ce5386c2
 def settings(
@@ -327,20 +270,14 @@ def settings(
 
 # %% ../nbs/50_recipes.ipynb #6ac74c69
 def parse_methods(
-    methods, # names in `METHODS` or `GROUPS`, separated by commas; arguments after colons
-    without=() # names to leave out
+    methods # names in `METHODS` or `GROUPS`, separated by commas; arguments after colons
 ):
     "Pairs of method and overrides"
     parts = dict.fromkeys(o for m in methods.split(',') for o in GROUPS.get(m, [m]))
     pairs = [(m.split(':')[0], settings(','.join(m.split(':')[1:]))) for m in parts]
     if not all(m.strip() for m,_ in pairs):
         raise RecipeError(f'methods {methods!r} has an empty name: separate names with one comma, as in hxe,gp_disto')
-    return [o for o in pairs if o[0] not in without]
-
-# %% ../nbs/50_recipes.ipynb #837072f9
-def _repeat(data, how, i):
-    "Seed and fold of run number `i`; further folds have the next seed, so another division of the data"
-    return dict(seed=i) if how=='seed' else dict(zip(('seed','fold'), divmod(i, RECIPES[data]['runs'][0])))
+    return pairs
 
 # %% ../nbs/50_recipes.ipynb #f78c2b5b
 def sweep_recipes(
@@ -351,31 +288,25 @@ def sweep_recipes(
     **kwargs         # of `resolve`
 ):
     "The recipes of a sweep, seed by seed"
-    _known(data, RECIPES, 'data')
-    _check_value('seeds', seeds or 0, int, ge=0)
-    base = {**_value(RECIPES[data]), **_tier_of(data, kwargs.get('tier', 'paper'))}
-    return [resolve(data, m, fraction=f, **_repeat(data, base['repeat'], i), **{**kwargs, **o})
+    _check_value('seeds', seeds or 0, _FIELDS['fold'])
+    base = {k: v for k,(v,_) in _sourced(data, kwargs.get('tier', 'paper')).items()}
+    folds = RECIPES[data]['runs'][0] if base['repeat']=='fold' else 1
+    return [resolve(data, m, seed=i//folds, fold=i%folds, fraction=f, **{**kwargs, **o})
             for i in range(seeds or kwargs.get('runs') or base['runs']) for f in fractions
-            for m,o in parse_methods(methods, base.get('without', ()))]
+            for m,o in parse_methods(methods) if m not in base.get('without', ())]
 
 # %% ../nbs/50_recipes.ipynb #355a3330
-_OURS = 'x cbs default_cbs metrics loss_func opt_func splitter path model_dir'.split() # not for recipes
+_BY_DEFAULT = {bool: _FIELDS['crm'], int: ('a number', _number), float: ('a number', _number),
+               str: ('a string or a number', lambda v: type(v) is str or _number(v))} # rules by type of the default
 
-def _arguments(method):
-    "Arguments of `method`, `Learner` and `embedder` that a recipe may set, with their defaults"
-    _known(method, METHODS, 'method')
-    ps = {k: p.default for f in (Learner,embedder) for k,p in signature(f).parameters.items() if k not in _OURS}
-    return {**{k: v for k,v in ps.items() if v is not Parameter.empty}, **METHODS[method].defaults}
-
-# %% ../nbs/50_recipes.ipynb #f9d40df0
 def _check_args(r):
     "Raise if the method of `r` is unknown or does not have the arguments that `r` gives it"
-    have = _arguments(r['method'])
+    _known(r['method'], METHODS, 'method')
+    have = {'norm': False, **METHODS[r['method']].defaults} # `norm` is an argument of the body
     for k,v in r['args'].items():
         if k not in have:
             raise RecipeError(f"{r['method']} has no setting {k!r}; choose from {', '.join([*_FIELDS, *have])}")
-        t = {bool: bool, int: float, float: float, str: str|float}.get(type(have[k]))
-        if t: _check_value(k, v, t)
+        if type(have[k]) in _BY_DEFAULT: _check_value(k, v, _BY_DEFAULT[type(have[k])])
     if r['lam'] is not None and 'lam' not in have:
         raise RecipeError(f"{r['method']} has no guide: remove lam={r['lam']}")
 

@@ -65,7 +65,7 @@ def add_row(
         columns = _columns(path, row, header.split(',') if header else columns)
         df = pd.DataFrame([row]).reindex(columns=columns)
         data = df.to_csv(index=False, header=not header, lineterminator='\n').encode()
-        if (f.write(data) or 0) < len(data):
+        if f.write(data) < len(data):
             f.truncate(end)
             raise OSError(errno.ENOSPC, 'disk full, the row was not written; free some space and run again', str(path))
         os.fsync(f)

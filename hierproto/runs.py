@@ -6,7 +6,7 @@
 __all__ = ['COLUMNS', 'run_data', 'run_learner', 'results_file', 'run_file', 'check_log', 'train_run', 'extra']
 
 # %% ../nbs/51_runs.ipynb #a9164a6d
-import contextlib, importlib, inspect, json, pickle, platform, random, time, warnings
+import contextlib, inspect, json, platform, random, time, warnings
 from contextlib import contextmanager
 from functools import lru_cache
 from pkgutil import resolve_name
@@ -18,7 +18,7 @@ from .distortion import *
 from .prototypes import *
 from .metrics import *
 from .callbacks import *
-from .inference import argmax_rule, expected_cost
+from .inference import expected_cost
 from .body import ARCHS, arch_func, embedder, preprocessing
 from .data.core import extra, hold_out, take_fraction, tensor_dls
 from .features import FeatureDS, features
@@ -56,8 +56,7 @@ def _sample(dl, n, seed=0):
 def _load_data(r, f, **kwargs):
     "Loaders and hierarchy from the real data, or from a toy in tier smoke"
     if r['tier']!='smoke' or r['data'] not in TOYS: return f(**kwargs)
-    module = importlib.import_module(f"hierproto.data.{r['data']}")
-    here = getattr(module, f"{r['data']}_here", lambda: True) # what is not here would be downloaded
+    here = getattr(resolve_name(f"hierproto.data.{r['data']}"), f"{r['data']}_here", lambda: True) # what is not here would be downloaded
     with contextlib.suppress(FileNotFoundError):
         if here(): return f(**kwargs)
     return f(source=toy_data(r['data']), **kwargs)
@@ -82,14 +81,12 @@ def _frozen_data(r):
     return dls,align_costs(r['hierarchy'], vocab, subset=True)
 
 # %% ../nbs/51_runs.ipynb #e18f6fcc
-_ASKED = 'bs fold fraction size min_samples num_workers holdout protocol normalize augment frozen pretrained'.split()
-
 def _pictures(r):
     "`dls, hierarchy` of a run on the data itself"
     f = resolve_name(f"hierproto.data.{r['data']}:{r['data']}")
-    asked,prep = {k: r[k] for k in _ASKED if k in r},preprocessing(r['arch'])
-    if prep: asked['stats'] = prep['mean'],prep['std']
-    args = _accepted(f, **asked)
+    prep = preprocessing(r['arch'])
+    stats = dict(stats=(prep['mean'], prep['std'])) if prep else {}
+    args = _accepted(f, **{k: v for k,v in r.items() if k not in ('seed','hierarchy')}, **stats)
     for k in ('holdout','augment'):
         if k in r and k not in args: raise RecipeError(f"{r['data']} has no {k}: remove `{k}`")
     own = 'fraction' in args # such data sets keep the shares of the classes
@@ -175,19 +172,14 @@ def run_learner(
 def _loaders(dls): return [getattr(o, 'dl', o) if type(o).__name__=='DistributedDL' else o for o in dls.loaders]
 
 def _rng_state(dls):
-    name,keys,*rest = np.random.get_state()
-    return dict(py=random.getstate(), np=(name, torch.tensor(keys.astype(np.int64)), *rest),
-                torch=torch.get_rng_state(), cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-                dls=[o.rng.getstate() for o in _loaders(dls)])
+    "All random states, as tensors and numbers: fastai's, and those of the loaders"
+    s = get_random_states()
+    s['numpy_state'] = [o.tolist() if isinstance(o, np.ndarray) else o for o in s['numpy_state']]
+    return dict(common=s, loaders=[o.rng.getstate() for o in _loaders(dls)])
 
-# %% ../nbs/51_runs.ipynb #7475922a
 def _set_rng_state(s, dls):
-    name,keys,*rest = s['np']
-    random.setstate(s['py'])
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(s['torch'])
-    if s['cuda']: torch.cuda.set_rng_state_all(s['cuda'])
-    for o,state in zip(_loaders(dls), s['dls'], strict=True):
+    set_random_states(**s['common'])
+    for o,state in zip(_loaders(dls), s['loaders'], strict=True):
         o.rng = random.Random()
         o.rng.setstate(state)
 
@@ -195,11 +187,11 @@ def _set_rng_state(s, dls):
 _COUNTS = dict(last=lambda e, n: e==n-1, best_of_last_5=lambda e, n: e>=n-5, best_valid=lambda e, n: True)
 
 class _Checkpoint(Callback):
-    "Write a checkpoint to `path` after each epoch, and continue from there"
+    "Write a checkpoint to `path` after each epoch, and continue from there; `h` are the costs"
     order = 60 # after the Recorder
-    def __init__(self, path, report, costs=None):
-        self.path,self.counts,self.costs = Path(path),_COUNTS[report],costs
-        self.state,self.start,self.fresh = dict(epoch=0, history=[], best=None, seconds=0.),time.time(),True
+    def __init__(self, path, report, h):
+        self.path,self.counts,self.h = Path(path),_COUNTS[report],h
+        self.state,self.later = dict(epoch=0, history=[], best=None, seconds=0.),None
     @property
     def bare(self): return getattr(self.model, 'module', self.model)
     def after_epoch(self):
@@ -209,13 +201,25 @@ class _Checkpoint(Callback):
         self.save()
 
 # %% ../nbs/51_runs.ipynb #d70a2ca5
+def _protos(learn):
+    "Prototypes of `learn`; None if it has none"
+    with contextlib.suppress(ValueError): return find_protos(learn.model).protos
+
+def _scale(learn, h):
+    "Optimal scale of the learnt prototypes of `learn` for the costs `h`; None if it has none"
+    protos = _protos(learn)
+    if protos is None or not protos.requires_grad: return None
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return smooth_scale(protos.detach(), costs_for(h, len(protos)).to(protos.device)).item()
+
+# %% ../nbs/51_runs.ipynb #dabaac75
 @patch
 def note(self:_Checkpoint):
     "Add the epoch to the history"
-    protos = None if self.costs is None else find_protos(self.bare).protos.detach()
-    scale = None if protos is None else smooth_scale(protos, self.costs.to(protos.device)).item()
     values = dict(zip(['train_loss','valid_loss','er','ahc'], map(float, self.recorder.values[-1])))
-    self.state['history'].append(dict(epoch=self.epoch, lr=self.opt.hypers[0]['lr'], **values, scale=scale))
+    self.state['history'].append(dict(epoch=self.epoch, lr=self.opt.hypers[0]['lr'], **values,
+                                      scale=_scale(self.learn, self.h)))
 
 # %% ../nbs/51_runs.ipynb #75dcade9
 @patch
@@ -233,24 +237,17 @@ def _gather(o):
     if num_distrib()>1: torch.distributed.all_gather_object(res, o)
     return res
 
-# %% ../nbs/51_runs.ipynb #911ad17f
-def _from_first(o):
-    "The object `o` of the first process"
-    res = [o]
-    if num_distrib()>1: torch.distributed.broadcast_object_list(res)
-    return res[0]
-
 # %% ../nbs/51_runs.ipynb #a7199c89
 @patch
 def save(self:_Checkpoint):
     "Write the state after this epoch"
-    rng,now = _gather(_rng_state(self.dls)),time.time()
-    self.state.update(epoch=self.epoch+1, seconds=self.state['seconds']+now-self.start)
-    self.start = now
+    self.rng = _rng_state(self.dls)
+    everyone = _gather(self.rng)
+    self.state.update(epoch=self.epoch+1, seconds=self.state['seconds']+time.time()-self.start)
     if rank_distrib(): return
     scaler = getattr(getattr(self.learn, 'mixed_precision', None), 'scaler', None)
     smooth = [float(ifnone(o, 0.)) for o in (self.recorder.smooth_loss.count, self.recorder.smooth_loss.val)]
-    full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), rng=rng,
+    full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), rng=everyone,
                 scaler=scaler and scaler.state_dict())
     write_whole(self.path, lambda f: torch.save(full, f))
 
@@ -258,10 +255,10 @@ def save(self:_Checkpoint):
 @patch
 def load(self:_Checkpoint):
     "Load model and optimiser from `path`, if it exists; returns the first epoch to train"
-    self.later,self.rng = None,_rng_state(self.dls)
+    self.rng = _rng_state(self.dls)
     if not self.path.exists(): return 0
     try: self.later = torch.load(self.path, map_location='cpu', weights_only=True)
-    except (OSError,RuntimeError,EOFError,ValueError,pickle.UnpicklingError) as e:
+    except Exception as e:
         raise RecipeError(f'{self.path} is damaged ({type(e).__name__}): remove it to start the run again') from None
     self.rng,self.state = self.later['rng'][rank_distrib()],{k: self.later[k] for k in self.state}
     self.learn.model.load_state_dict(self.later['model'])
@@ -272,15 +269,15 @@ def load(self:_Checkpoint):
 # %% ../nbs/51_runs.ipynb #36c30ef5
 @patch
 def before_train(self:_Checkpoint):
-    "Set random state, step and loss right before the first batch"
-    if not self.fresh: return
-    self.fresh,self.start = False,time.time()
+    "Continue with the random numbers of the last epoch and, after an interruption, its step and loss"
+    self.start = time.time()
     _set_rng_state(self.rng, self.dls)
     if self.later is None: return
     self.learn.train_iter = self.epoch*len(self.dls.train)
     smooth = self.recorder.smooth_loss
     smooth.count,smooth.val = self.later['smooth'][0],tensor(self.later['smooth'][1])
     if self.later['scaler']: self.learn.mixed_precision.scaler.load_state_dict(self.later['scaler'])
+    self.later = None
 
 # %% ../nbs/51_runs.ipynb #e8f3327f
 @contextmanager
@@ -288,9 +285,9 @@ def _quiet(learn):
     with learn.no_bar(), learn.no_logging(): yield
 
 # %% ../nbs/51_runs.ipynb #3ea0c7b2
-def _fit(r, learn, path, costs=None, bar=False):
+def _fit(r, learn, path, h, bar=False):
     "Train `learn` to the end, from the checkpoint at `path` if there is one; returns the checkpoint's state"
-    ckpt = _Checkpoint(path, r['report'], costs)
+    ckpt = _Checkpoint(path, r['report'], h)
     learn.add_cb(ckpt)
     learn.create_opt()
     begin = ckpt.load()
@@ -301,14 +298,12 @@ def _fit(r, learn, path, costs=None, bar=False):
 
 # %% ../nbs/51_runs.ipynb #1fc69ba1
 class _KeepLabels(Callback):
-    "Collect predicted and true labels of a validation"
+    "Collect true labels and those that the decision rule predicts, in a validation"
     run_train = False
-    def __init__(self, rule=argmax_rule): self.rule = rule
     def before_validate(self): self.parts = []
     def after_batch(self):
-        n = n_real(self.dl, len(self.pred))
         small = torch.uint8 if self.pred.shape[1]<255 else torch.int16
-        both = self.rule(self.pred[:n].detach()),self.y[:n]
+        both = self.learn.rule(self.pred.detach()),self.y
         self.parts.append([o.to(small).as_subclass(Tensor).cpu() for o in both])
     @property
     def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
@@ -320,7 +315,7 @@ def _test_dl(learn): return learn.dls.loaders[1:3][-1] # the validation set, if 
 
 def _measure(learn, h, ignore_index=None):
     "All metrics on the test set, and the labels"
-    dl,keep = _test_dl(learn),_KeepLabels(getattr(learn, 'rule', argmax_rule))
+    dl,keep = _test_dl(learn),_KeepLabels()
     learn.metrics = hier_metrics(h, 'all', ignore_index=ignore_index)
     with _quiet(learn): loss,*values = learn.validate(dl=dl, cbs=keep)
     res = {_SHORT.get(m.name, m.name): v for m,v in zip(learn.metrics, values, strict=True)}
@@ -342,11 +337,6 @@ def run_file(r, out, suffix):
     "The file of the run `r` in `out` that ends in `suffix`"
     return results_file(r, out).with_suffix('')/f"{r['run_id']}.{suffix}"
 
-# %% ../nbs/51_runs.ipynb #6ac158c6
-def _protos(learn):
-    "Prototypes of `learn`; None if it has none"
-    with contextlib.suppress(ValueError): return find_protos(learn.model).protos
-
 # %% ../nbs/51_runs.ipynb #ecd33997
 def _row(r, learn, h, state, res):
     "The row of the run `r`"
@@ -364,7 +354,8 @@ def _row(r, learn, h, state, res):
 def _tidy(r, out):
     "Remove checkpoint and temporary files of the finished run `r`; returns its row"
     for f in run_file(r, out, 'x').parent.glob(f"{r['run_id']}.*"):
-        if f.suffix in ('.ckpt','.part','.claim'): f.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError): # Windows does not remove a claim that is held
+            if f.suffix in ('.ckpt','.part','.claim'): f.unlink(missing_ok=True)
     df = read_rows(results_file(r, out))
     return df[df.run_id==r['run_id']].iloc[0].to_dict()
 
@@ -412,15 +403,6 @@ def _set_up(r, learn):
         return
     if device=='cpu': cpu_distrib()
     with learn.distrib_ctx(sync_bn=device!='cpu', cpu=device=='cpu'): yield
-
-# %% ../nbs/51_runs.ipynb #098d0ecf
-def _scale_costs(learn, h):
-    "Costs between the learnt prototypes of `learn`; None if it has none"
-    protos = _protos(learn)
-    if protos is None or not protos.requires_grad: return
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        return costs_for(h, len(protos))
 
 # %% ../nbs/51_runs.ipynb #bf1ca7f9
 def _same_training(r, recipes):
@@ -472,8 +454,8 @@ def train_run(
     dls,h = run_data(r)
     learn = run_learner(r, dls, h, cbs)
     with _logged(log, r, out) as logs, learn.added_cbs(logs), _set_up(r, learn):
-        state = _fit(r, learn, run_file(r, out, 'ckpt'), _scale_costs(learn, h), bar)
-    learn.model.load_state_dict(_from_first(state['best']['model']))
+        state = _fit(r, learn, run_file(r, out, 'ckpt'), h, bar)
+    learn.model.load_state_dict(_gather(state['best']['model'])[0]) # buffers may differ between processes
     for o in [*_same_training(r, also), r]:
         learn.rule = get_method(o['method']).decide(learn.hierarchy)
         _write(o, out, learn, h, state, preds, facts)

@@ -28,11 +28,11 @@ def random_tree(n, depth=4, seed=0, weights=False):
     return Hierarchy.from_paths(paths, weights={p:rng.uniform(.5, 2) for p in nodes} if weights else None)
 
 # %% ../nbs/04a_testing.ipynb #fca890e8
-def points(seed=0, n=256, K=8, offset=0.):
-    "`n` points of `K` dimensions around as many corners, with noise by `seed`, moved by `offset`, and their classes"
-    y = torch.arange(n)%K
-    noise = torch.randn(n, K, generator=torch.Generator().manual_seed(seed))
-    return offset + 2*nn.functional.one_hot(y, K) + .5*noise,y
+def points(seed=0, offset=0.):
+    "256 points around eight corners, with noise by `seed`, moved by `offset`, and their classes"
+    y = torch.arange(256)%8
+    noise = torch.randn(256, 8, generator=torch.Generator().manual_seed(seed))
+    return offset + 2*nn.functional.one_hot(y, 8) + .5*noise,y
 
 # %% ../nbs/04a_testing.ipynb #c4b21e2b
 def tiny_learner(
@@ -41,12 +41,12 @@ def tiny_learner(
     cbs=None, # callbacks
     body=None, # from 8 to 16 dimensions; two linear layers by default
     bs=64, # batch size
-    **kwargs # `n`, `offset` of `points`
+    offset=0. # of `points`
 ):
     "A `Learner` on `points`"
     from fastai.basics import DataLoader, DataLoaders, Learner
     from fastai.callback.progress import ProgressCallback
-    dls = DataLoaders(*[DataLoader(list(zip(*points(s, **kwargs))), bs=bs) for s in (0,1)])
+    dls = DataLoaders(*[DataLoader(list(zip(*points(s, offset))), bs=bs) for s in (0,1)])
     torch.manual_seed(0)
     body = body or nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16))
     learn = Learner(dls, nn.Sequential(body, head), loss_func=loss, cbs=cbs)
@@ -59,16 +59,16 @@ def push(loss, scores, target):
     return -torch.autograd.grad(loss(x, tensor([target])), x)[0][0]
 
 # %% ../nbs/04a_testing.ipynb #4ad3f93f
-def plot_push(losses, h=PETS, target=0):
-    "How each of the dict `losses` pushes equal scores of a sample of class `target`, classes by cost in `h`"
+def plot_push(losses):
+    "How each of the dict `losses` pushes equal scores of a cat, classes of `PETS` by cost"
     import matplotlib.pyplot as plt
-    d = as_costs(h)[:,target]
+    d = PETS.costs()[:,0]
     order = torch.argsort(d, stable=True)
     size = (3.4*len(losses), 2.2)
     _,axs = plt.subplots(1, len(losses), figsize=size, sharey=True, layout='constrained', squeeze=False)
     for ax,(name,loss) in zip(axs[0], losses.items()):
-        bars = push(loss, torch.zeros(len(d)), target)[order]
-        ax.bar([h.leaves[i] for i in order], bars, color=plt.cm.viridis_r(d[order]/d.max()))
+        bars = push(loss, torch.zeros(len(d)), 0)[order]
+        ax.bar([PETS.leaves[i] for i in order], bars, color=plt.cm.viridis_r(d[order]/d.max()))
         ax.axhline(0, color='k', lw=.5)
         ax.tick_params(axis='x', rotation=90)
         ax.set_title(name)
@@ -81,8 +81,8 @@ def value_and_grad(f, x, y=None):
     v = f(x, y)
     return v.detach(),torch.autograd.grad(v.sum(), x)[0]
 
-def _batch(K, n=24, spread=1., dtype=torch.float32, seed=0):
-    g = torch.Generator().manual_seed(seed)
+def _batch(K, n=24, spread=1., dtype=torch.float32):
+    g = torch.Generator().manual_seed(0)
     return (spread*torch.randn(n, K, generator=g, dtype=torch.float64)).to(dtype),torch.randint(K, (n,), generator=g)
 
 # %% ../nbs/04a_testing.ipynb #b6fdeac9

@@ -8,6 +8,7 @@ __all__ = ['changes', 'judge', 'verdict_table', 'plot_verdicts']
 # %% ../nbs/56_verdicts.ipynb #007e4059
 import numpy as np, pandas as pd
 from .compare import MARGIN, holm, t_interval
+from .report import paired
 
 # %% ../nbs/56_verdicts.ipynb #286d684f
 def changes(
@@ -15,10 +16,8 @@ def changes(
     metric # name of a column
 ):
     "Change of `metric` from `b` to `a` in percent of the mean of `b`, one number per shared seed and fold"
-    if not len(a) or not len(b): return np.array([])
-    both = a.merge(b, on=['seed','fold'], suffixes=('','_b'))
-    ref = both[f'{metric}_b']
-    return (100*(both[metric]-ref)/ref.mean()).to_numpy()
+    x,ref = paired(a, b, metric)
+    return 100*(x-ref)/ref.mean() if len(x) else x
 
 # %% ../nbs/56_verdicts.ipynb #b742fcee
 def _verdict(mean, p, n):
