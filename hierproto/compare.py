@@ -6,41 +6,28 @@
 __all__ = ['MARGIN', 'Pool', 't_interval', 'holm', 'all_methods', 'compare', 'Comparison', 'HeadLearner', 'compare_folder']
 
 # %% ../nbs/47_compare.ipynb #68896426
-import hashlib, html, io, json, math, string, sys, tempfile, time
+import hierproto, html, string
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
-import hierproto, numpy as np, pandas as pd, torch
 from joblib import Parallel, delayed
 from scipy import stats
-from sklearn.model_selection import train_test_split
-from torch import nn
-from fastcore.all import *
 from fastai.basics import *
-from fastai.callback.progress import ProgressCallback
-from fastai.callback.schedule import *
 from .hierarchy import *
 from .readers import read_hierarchy
-from .data.core import tensor_dls
+from .data.core import hold_out
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report
-from .callbacks import ProtoWatch
 from .learner import add_norm, use_rule
 from .methods import METHODS, get_method, hier_learner
 from .rows import add_row, commit, finished, read_rows, versions
-from .features import FeatureDS, check_classes, features, picture_table, put_back
+from .features import check_classes, digest, features, picture_table, put_back, train_head
 from .saving import ModelError, make_body
 from .audit import write_text
 from .fit import check_ranges
 from .cli import plain
 
 # %% ../nbs/47_compare.ipynb #d86ca90c
-def _digest(*xs):
-    sha = hashlib.sha1()
-    for x in xs: sha.update(x.contiguous().numpy())
-    return sha.hexdigest()[:12]
-
 def _views(x): return x[:,None] if x.ndim==2 else x
 
 # %% ../nbs/47_compare.ipynb #8dbfa363
@@ -57,7 +44,7 @@ class Pool:
     def __post_init__(self):
         self.x,self.y = _views(self.x),self.y.as_subclass(Tensor).long()
         if self.test: self.test = _views(self.test[0]),self.test[1].as_subclass(Tensor).long()
-        self.digest = self.digest or _digest(self.x, self.y, *(self.test or ()))
+        self.digest = self.digest or digest(self.x, self.y, *(self.test or ()))
 
 # %% ../nbs/47_compare.ipynb #358bf0d2
 @patch(cls_method=True)
@@ -72,16 +59,9 @@ def from_dls(cls:Pool,
     x,y = torch.cat([x[:,:views] for x,_ in parts]),torch.cat([y for _,y in parts])
     return cls(x, y, list(dls.vocab), test, features=record)
 
-# %% ../nbs/47_compare.ipynb #8afec857
+# %% ../nbs/47_compare.ipynb #2305fd1d
 _LEAST = 5 # images per class
 
-def _split(x, y, share, seed=0):
-    "`x, y` of two parts of the data; the second holds a `share` of each class"
-    n = max(math.ceil(share*len(y)), len(y.unique())) # at least one of each class
-    parts = train_test_split(np.arange(len(y)), test_size=n, random_state=seed, stratify=y)
-    return [(x[i], y[i]) for i in map(torch.as_tensor, parts)]
-
-# %% ../nbs/47_compare.ipynb #2305fd1d
 def _check_runs(names, rules, seeds):
     if seeds<1: raise ValueError(f'seeds must be >= 1, got {seeds}')
     for o in rules:
@@ -92,35 +72,6 @@ def _check_pool(pool):
     counts = torch.bincount(pool.y, minlength=len(pool.vocab)).tolist()
     few = [f'{n} ({c})' for n,c in zip(pool.vocab, counts) if c < _LEAST]
     if few: raise HierarchyError(f"a comparison needs {_LEAST} images per class; too few: {', '.join(few[:8])}")
-
-# %% ../nbs/47_compare.ipynb #1b8288af
-@dataclass
-class _Setup:
-    "What all trainings of a comparison share"
-    m: int = 64 # dimension of the embedding
-    epochs: int = 10 # of each training
-    bs: int = 256 # batch size; smaller for little data, so that an epoch has at least 16 steps
-    hidden: int = 0 # width of a hidden layer before the embedding; 0 for none
-    test: float = .2 # share of the test part, without an official test set
-    valid: float = .1 # share of the training part on which trials are compared
-
-# %% ../nbs/47_compare.ipynb #07595068
-class _NoValidation(Callback):
-    "Skip the validation after each epoch"
-    def before_validate(self): raise CancelValidException()
-
-# %% ../nbs/47_compare.ipynb #9e3ea099
-def _train(train, valid, vocab, h, method, setup, seed=0, lr=3e-3, **params):
-    "A `Learner` of `method`, trained on the features and labels `train`"
-    with no_random(seed):
-        bs = min(setup.bs, max(16, len(train[0])//16))
-        dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS)
-        d = train[0].shape[-1]
-        body = nn.Sequential(nn.Linear(d, setup.hidden), nn.ReLU()) if setup.hidden else nn.Identity()
-        learn = hier_learner(dls, body, h, method, m=setup.m, pretrained=False, metrics=[], **params)
-        with learn.removed_cbs(learn.cbs.filter(risinstance((Recorder,ProgressCallback,ProtoWatch)))):
-            learn.fit_one_cycle(setup.epochs, lr, cbs=_NoValidation())
-        return learn
 
 # %% ../nbs/47_compare.ipynb #0434069c
 @torch.no_grad()
@@ -151,44 +102,45 @@ def _trials(method):
     return [{'lr': lr, name: v} for lr in _LRS for v in values]
 
 # %% ../nbs/47_compare.ipynb #0d070ac8
-def _parts(pool, setup, seed):
-    "`x, y` to train on, validation part included, and those of the test part"
-    return ((pool.x,pool.y), pool.test) if pool.test else _split(pool.x, pool.y, setup.test, seed)
+def _parts(pool, seed):
+    "`x, y` to train on, validation part included, and those of the test part, by default a fifth"
+    return ((pool.x,pool.y), pool.test) if pool.test else hold_out(pool.x, pool.y, .2, seed)
 
 # %% ../nbs/47_compare.ipynb #db9f3651
 def _choose(pool, h, method, setup, seed):
-    "The settings of `_trials` with the lowest average cost on the validation part of `seed`"
-    both,_ = _parts(pool, setup, seed)
-    train,valid = _split(*both, setup.valid, seed)
+    "The settings of `_trials` with the lowest average cost on the validation part of `seed`, a tenth"
+    both,_ = _parts(pool, seed)
+    train,valid = hold_out(*both, .1, seed)
     def cost(p):
-        learn = _train(train, valid, pool.vocab, h, method, setup, seed, **p)
+        learn = train_head(train, valid, pool.vocab, h, method, seed, **setup, **p)
         return _measure(_scores(learn, valid[0]), valid[1], learn.hierarchy)['ahc']
     return min(_trials(method), key=cost)
 
 # %% ../nbs/47_compare.ipynb #76c8969f
-def _run(pool, h, method, seed, setup, rules=('argmax','crm'), best=None):
-    "Rows of one method and seed, one per decision rule; `best` are settings that replace the choice"
-    start = time.time()
-    best = best or _choose(pool, h, method, setup, seed)
-    both,test = _parts(pool, setup, seed)
-    learn = _train(both, test, pool.vocab, h, method, setup, seed, **best)
-    scores = _scores(learn, test[0])
-    facts = dict(method=method, seed=seed, settings=json.dumps(best), n_train=len(both[1]), n_test=len(test[1]),
-                 epochs=setup.epochs, seconds=round(time.time()-start, 1))
-    return [dict(facts, rule=r, **_measure(scores, test[1], learn.hierarchy, r)) for r in rules]
+def _run(pool, h, method, seeds, setup, rules=('argmax','crm'), tune='each'):
+    "Rows of one method, one per seed and decision rule"
+    rows,best = [],None
+    for seed in seeds:
+        start,(both,test) = time.time(),_parts(pool, seed)
+        if tune=='each' or best is None: best = _choose(pool, h, method, setup, seed if tune=='each' else 0)
+        learn = train_head(both, test, pool.vocab, h, method, seed, **setup, **best)
+        scores = _scores(learn, test[0])
+        facts = dict(method=method, seed=seed, settings=json.dumps(best), n_train=len(both[1]), n_test=len(test[1]),
+                     epochs=setup['epochs'], seconds=round(time.time()-start, 1))
+        rows += [dict(facts, rule=r, **_measure(scores, test[1], learn.hierarchy, r)) for r in rules]
+    return rows
 
 # %% ../nbs/47_compare.ipynb #cbc79c8f
 def t_interval(
     d, # paired differences, one per seed
-    ratio=0., # `n_test/n_train` if seeds draw their own splits, else 0
-    level=.95 # of the interval
+    ratio=0. # `n_test/n_train` if seeds draw their own splits, else 0
 ):
-    "Mean of `d`, ends of its interval, and p-value of no difference, by the corrected resampled t-test"
+    "Mean of `d`, ends of its 95% interval, and p-value of no difference, by the corrected resampled t-test"
     d = np.asarray(d, dtype=float)
     mean,n = d.mean(),len(d)
     if n < 2 or (mean and np.allclose(d, mean)): return mean, -np.inf, np.inf, 1. # nothing to estimate a spread from
     se = d.std(ddof=1)*math.sqrt(1/n + ratio)
-    half = stats.t.ppf((1+level)/2, n-1)*se
+    half = stats.t.ppf(.975, n-1)*se
     p = 2*stats.t.sf(abs(mean)/se, n-1) if se > 0 else 1.
     return mean, mean-half, mean+half, p
 
@@ -215,14 +167,8 @@ _COLUMNS = ('run_id data method rule seed er ahc severity top5_cost nll ece leve
 
 def _run_id(pool, h, method, seed, rule, setup, tune='each'):
     once = [tune]*(tune=='once' and seed>0)
-    key = [pool.digest, h.fingerprint, method, seed, rule, vars(setup), _trials(method)] + once
+    key = [pool.digest, h.fingerprint, method, seed, rule, setup, _trials(method)] + once
     return hashlib.sha1(json.dumps(key).encode()).hexdigest()[:12]
-
-# %% ../nbs/47_compare.ipynb #d448b628
-def _run_seeds(pool, h, method, seeds, setup, rules, tune='each'):
-    "Rows of one method with all of `seeds`"
-    best = _choose(pool, h, method, setup, 0) if tune=='once' else None
-    return [r for s in seeds for r in _run(pool, h, method, s, setup, rules, best)]
 
 # %% ../nbs/47_compare.ipynb #6326cc73
 @lru_cache(1)
@@ -230,11 +176,11 @@ def _read_pool(file): return Pool(**torch.load(file, mmap=True, weights_only=Tru
 
 def _task(file, *args):
     torch.set_num_threads(1)
-    return _run_seeds(_read_pool(file), *args)
+    return _run(_read_pool(file), *args)
 
 def _run_all(pool, tasks, jobs):
-    "Yields the rows of each of `tasks`, arguments of `_run_seeds` after the pool"
-    if jobs==1 or len(tasks)<2: yield from (_run_seeds(pool, *o) for o in tasks)
+    "Yields the rows of each of `tasks`, arguments of `_run` after the pool"
+    if jobs==1 or len(tasks)<2: yield from (_run(pool, *o) for o in tasks)
     else:
         with tempfile.TemporaryDirectory() as d, modified_env(PYTHONWARNINGS='ignore::FutureWarning'):
             torch.save(vars(pool), f'{d}/pool.pt')
@@ -243,10 +189,12 @@ def _run_all(pool, tasks, jobs):
 
 # %% ../nbs/47_compare.ipynb #00cd2a8b
 def _names(methods, h):
-    "Names of the methods to compare, cross-entropy included"
+    "Names of the methods to compare, cross-entropy included; `methods` may be a text with commas"
     if methods=='all': return all_methods(h)
-    names = [*dict.fromkeys(['cross_entropy', *L(methods)])]
+    names = methods.split(',') if isinstance(methods, str) else methods
+    names = [*dict.fromkeys(['cross_entropy', *names])]
     for o in names:
+        if o not in METHODS: raise ModelError(f"unknown method {o!r} in --methods; choose from {', '.join(METHODS)}")
         if get_method(o).rule:
             raise ModelError(f'{o} is a decision rule of another method: leave it out, `rules` compares rules')
         if get_method(o).tree: as_tree(h, f'The method {o}')
@@ -277,10 +225,12 @@ def compare(
     jobs=1, # processes
     name='data', # of the data, for the rows
     progress=True, # show a progress bar?
-    **kwargs # of all trainings: `m`, `epochs`, `bs`, `hidden`, `test` and `valid`
+    m=64, # dimension of the embedding
+    epochs=10, # of each training
+    hidden=0 # width of a hidden layer before the embedding; 0 for none
 ):
     "Train all `methods` with all `seeds` and return a `Comparison`"
-    pool,setup = data if isinstance(data, Pool) else Pool.from_dls(data),_Setup(**kwargs)
+    pool,setup = data if isinstance(data, Pool) else Pool.from_dls(data),dict(m=m, epochs=epochs, hidden=hidden)
     if tune=='once' and not pool.test:
         raise ValueError("tune='once' needs an official test set: seeds would test on images that made the choice")
     _check_pool(pool)
@@ -306,7 +256,7 @@ class Comparison:
     rows: pd.DataFrame # one per method, seed and rule
     pool: Pool = None # the data
     h: object = None # the hierarchy
-    setup: _Setup = None # of the trainings
+    setup: dict = None # of the trainings
     official: bool = False # do all seeds share an official test set?
     base: tuple = ('cross_entropy','argmax') # method and rule that others are compared with
 
@@ -324,7 +274,7 @@ def levels(self:Comparison):
     "Mean accuracy at each level of the tree in percent, under the names of its levels, the classes last"
     acc = pd.DataFrame(self.rows.levels.map(json.loads).tolist())
     acc[len(acc.columns)] = 1-self.rows.er
-    acc.columns = self.h.level_names if self.h is not None else [*(f'level {l}' for l in acc.columns[1:]), 'class']
+    acc.columns = self.h.level_names
     return 100*acc.groupby([self.rows.method, self.rows.rule]).mean().loc[self.table().index]
 
 # %% ../nbs/47_compare.ipynb #4b9f0e37
@@ -345,9 +295,9 @@ def differences(self:Comparison,
 MARGIN = 1. # percent: smaller differences do not count
 
 @patch
-def better(self:Comparison, metric='ahc'):
-    "Methods and rules whose `metric` is reliably lower than that of the base, by `MARGIN` percent or more"
-    d = self.differences(metric)
+def better(self:Comparison):
+    "Methods and rules whose average cost is reliably lower than that of the base, by `MARGIN` percent or more"
+    d = self.differences()
     return d[(d.high < 0) & (d.p < .05) & (d.change <= -MARGIN)]
 
 # %% ../nbs/47_compare.ipynb #42ae5f0d
@@ -382,39 +332,18 @@ def pareto(self:Comparison):
     beaten = [((at<=o).all(1) & (at<o).any(1)).any() for o in at]
     return t[~np.array(beaten)]
 
-# %% ../nbs/47_compare.ipynb #39f78e48
-def _write_names(ax, names):
-    "Write each of `names`, `(text, (x, y), colour)`, next to its point unless it would cover a name or a point"
-    from matplotlib.transforms import Bbox
-    ax.figure.canvas.draw()
-    taken = [Bbox.from_bounds(x-3, y-3, 6, 6) for x,y in ax.transData.transform([at for _,at,_ in names])]
-    for text,at,color in names:
-        for side,dx,dy in (('left',4,3), ('right',-4,3), ('left',4,-8), ('right',-4,-8)):
-            style = dict(textcoords='offset points', ha=side, fontsize=8, color=color, in_layout=False)
-            o = ax.annotate(text, at, (dx,dy), **style)
-            box = o.get_window_extent()
-            if ax.bbox.x0<box.x0 and box.x1<ax.bbox.x1 and not any(box.overlaps(b) for b in taken):
-                taken.append(box)
-                break
-            o.remove()
-
 # %% ../nbs/47_compare.ipynb #ae6df1cf
 @patch
-def plot(self:Comparison,
-    ax=None # matplotlib axes
-):
-    "Error rate against average cost of all methods and rules, the Pareto front in red"
+def plot(self:Comparison):
+    "Error rate against average cost of all methods and rules, with rings around the Pareto front"
     import matplotlib.pyplot as plt
-    ax,t,front = ax or plt.subplots(figsize=(7,5), layout='constrained')[1],self.table(),self.pareto().index
-    matters = {self.base, *front}
-    for rule,marker in dict(argmax='o', crm='^').items():
-        at = t.query('rule==@rule')
-        ax.scatter(at['ER %'], at['AHC'], c=['C3' if o in front else '.6' for o in at.index], marker=marker)
-        ax.scatter([], [], c='.3', marker=marker, label=rule)
-    names = [(o[0], at, 'k' if o in matters else '.4') for o,*at in zip(t.index, t['ER %'], t['AHC'])]
-    _write_names(ax, sorted(names, key=lambda o: o[2], reverse=True)) # what matters first
+    t,front,ax = self.table(),self.pareto(),plt.subplots(figsize=(8,5), layout='constrained')[1]
+    for k,(method,rows) in enumerate(t.groupby('method', sort=False)):
+        for (_,rule),x,y in zip(rows.index, rows['ER %'], rows['AHC']):
+            ax.plot(x, y, dict(argmax='o', crm='^')[rule], c=plt.cm.tab20(k%20), label=_name(method, rule))
+    ax.plot(front['ER %'], front['AHC'], 'o', ms=12, c='k', mfc='none', label='not beaten in both')
     ax.set(xlabel='error rate, %', ylabel='average cost', title='Lower left is better')
-    ax.legend(title='decision rule', frameon=False)
+    ax.figure.legend(loc='outside right upper', frameon=False, fontsize=8)
     return ax
 
 # %% ../nbs/47_compare.ipynb #b370d0c3
@@ -426,9 +355,9 @@ def best(self:Comparison):
     "A `Learner` of the recommended method, trained on all features; its decision rule is `learn.rule`"
     (method,rule),pool = self.winner,self.pool
     settings = json.loads(self.rows[self.rows.method==method].settings.mode()[0])
-    _,test = _parts(pool, self.setup, 0)
-    learn = _train((pool.x,pool.y), test, pool.vocab, self.h, method, self.setup, **settings)
-    learn.__class__,learn.params = HeadLearner,{**settings, 'm': self.setup.m, 'lr': defaults.lr}
+    _,test = _parts(pool, 0)
+    learn = train_head((pool.x,pool.y), test, pool.vocab, self.h, method, **self.setup, **settings)
+    learn.__class__,learn.params = HeadLearner,{**settings, 'm': self.setup['m'], 'lr': defaults.lr}
     use_rule(learn, CRM(learn.hierarchy) if rule=='crm' else argmax_rule)
     learn.dls.features = pool.features
     return learn
@@ -488,7 +417,7 @@ def _html(df, digits=2): return df.reset_index().to_html(index=False, border=0, 
 @patch
 def _facts(self:Comparison):
     "A sentence on data and trainings"
-    r,arch = self.rows.iloc[0],((self.pool and self.pool.features) or {}).get('arch')
+    r,arch = self.rows.iloc[0],(self.pool.features or {}).get('arch')
     test = 'an official test set' if self.official else 'test images drawn by each seed'
     return (f'{r.n_train:,} images to train on, {r.n_test:,} to test on ({test}), {self.rows.seed.nunique()} seeds, '
             f'{r.epochs} epochs per training{f", features of {arch}" if arch else ""}.')
@@ -507,22 +436,12 @@ def save_page(self:Comparison,
     write_text(path, string.Template(page).substitute(texts, **tables, picture=self._svg()))
 
 # %% ../nbs/47_compare.ipynb #80d9d501
-_RANGES = dict(size=(16,2048), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16), jobs=(1,1024))
+_RANGES = dict(size=(16,2048,0), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16,0), jobs=(1,1024,0))
 
-def _method_names(methods):
-    "The option `--methods` as a list, or 'all'"
-    if methods=='all': return methods
-    for o in (names := methods.split(',')):
-        if o not in METHODS: raise ModelError(f"unknown method {o!r} in --methods; choose from {', '.join(METHODS)}")
-    return names
-
-# %% ../nbs/47_compare.ipynb #3a3662ef
-def _folder_pool(images, h, subset, official, arch, weights, size, progress):
+def _folder_pool(images, arch, official, **kwargs):
     "Features of the pictures in the folder `images`"
-    kw = dict(weights=weights or None, size=size or None, h=h, subset=subset, progress=progress)
-    try: dls = features(images, arch, **kw)
+    try: return Pool.from_dls(features(images, arch, **kwargs), official)
     except ValueError as e: raise ModelError(f'{e} (--arch {arch})') from None
-    return Pool.from_dls(dls, official)
 
 # %% ../nbs/47_compare.ipynb #9240cd72
 def compare_folder(
@@ -541,15 +460,16 @@ def compare_folder(
     jobs:int=0 # processes; 0 for one per core
 ):
     "Compare methods on a folder of images: every method on features of a pretrained network, with intervals"
-    check_ranges(locals(), _RANGES, ('size','hidden','jobs'))
+    check_ranges(locals(), _RANGES)
     make_body(arch) # an unknown architecture is an error before any work
     h = read_hierarchy(classes)
-    names = _names(_method_names(methods), h)
+    names = _names(methods, h)
     Path(out).mkdir(parents=True, exist_ok=True)
     t,show = picture_table(images, h),sys.stdout.isatty()
     sub,official = check_classes(t, h, subset, _LEAST),t.split.notna().all()
     if tune=='once' and not official: raise ModelError('--tune once needs an official test set: folders train and test')
-    pool = _folder_pool(images, h, subset, official, arch, weights, size, show)
+    pool = _folder_pool(images, arch, official, weights=weights or None, size=size or None, h=h, subset=subset,
+                        progress=show)
     res = compare(pool, sub, names, seeds, tune=tune, out=out, jobs=jobs or defaults.cpus,
                   name=Path(images).name, progress=show, epochs=epochs, hidden=hidden)
     page = Path(out)/'comparison.html'

@@ -12,12 +12,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from fastai.basics import *
-from fastai.callback.schedule import *
 from .hierarchy import *
 from .hierarchy import tidy_name
-from .data.core import tensor_dls
 from .inference import class_path, get_rule
-from .learner import get_method, hier_learner
+from .learner import get_method
+from .features import train_head
 
 # %% ../nbs/49_estimator.ipynb #de6a2c78
 def _are_rows(y): return np.ndim(y)==2 and np.shape(y)[1]>1
@@ -55,14 +54,12 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
 
 # %% ../nbs/49_estimator.ipynb #28afb3ab
 @patch
-def _train(self:HierarchicalClassifier, X, y):
-    "Train a `Learner` on the standardised rows `X` and the class numbers `y`"
-    X = X.float()
-    dls = tensor_dls((X,y), (X[:2],y[:2]), self.hierarchy_.leaves, bs=min(self.bs, len(X)), device='cpu')
-    body = nn.Sequential(nn.Linear(X.shape[1], self.hidden), nn.ReLU()) if self.hidden else nn.Identity()
-    learn = hier_learner(dls, body, self.hierarchy_, self.method, m=self.m, pretrained=False, metrics=[], wd=self.wd,
-                         **(self.params or {}))
-    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(self.epochs, self.lr)
+def _train(self:HierarchicalClassifier, X, y, seed):
+    "The network, trained on the standardised rows `X` and the class numbers `y`"
+    X = X.float()[:,None]
+    h,params = self.hierarchy_,dict(wd=self.wd, **(self.params or {}))
+    learn = train_head((X,y), (X[:2],y[:2]), h.leaves, h, self.method, seed, self.lr, self.m, self.epochs, self.hidden,
+                       min(self.bs, len(X)), 'cpu', **params)
     return learn.model.eval().double() # so that the order of rows does not change the last digits
 
 # %% ../nbs/49_estimator.ipynb #42720142
@@ -102,7 +99,7 @@ def fit(self:HierarchicalClassifier,
     numbers = self._labels(y, hierarchy)
     self._scaler = StandardScaler().fit(X)
     seed = check_random_state(self.random_state).randint(2**31-1)
-    with no_random(seed): self.model_ = self._train(torch.as_tensor(self._scaler.transform(X)), numbers)
+    self.model_ = self._train(torch.as_tensor(self._scaler.transform(X)), numbers, seed)
     self.n_iter_ = self.epochs
     return self
 

@@ -7,33 +7,28 @@ __all__ = ['picture_files', 'picture_table', 'check_classes', 'keep_classes', 'h
            'features', 'put_back']
 
 # %% ../nbs/43_features.ipynb #7b3a0f20
-import hashlib, json, os, shutil, warnings
-import numpy as np, pandas as pd, torch
-from collections import Counter
+import warnings
+from collections import Counter, namedtuple
 from contextlib import suppress
-from copy import deepcopy
-from pathlib import Path
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from fastprogress.fastprogress import progress_bar
-from torch import nn
 from torchvision.transforms import InterpolationMode, functional as TF
-from fastcore.all import *
-from fastai.data.all import *
+from fastai.basics import *
+from fastai.callback.progress import ProgressCallback
+from fastai.callback.schedule import *
 from .hierarchy import fail, quoted, tidy_name
 from .body import *
+from .callbacks import ProtoWatch
+from .learner import hier_learner
 from .data.core import *
-from .rows import write_whole
 
 # %% ../nbs/43_features.ipynb #4c419be2
-class _Split:
-    "Pictures of one part of the data: `get(i)` opens picture `i`"
-    def __init__(self, get, y, names, stamp): store_attr()
-    def __len__(self): return len(self.y)
+_Split = namedtuple('_Split', 'get y names stamp')
 
-def _sha(*parts):
-    "Digest of `parts`: bytes, tensors, or what `repr` shows"
+def digest(*parts):
+    "Hash of `parts`: bytes, tensors, or what `repr` shows"
     res = hashlib.sha256()
     for o in parts:
         if isinstance(o, torch.Tensor): o = o.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
@@ -54,13 +49,6 @@ def _files_below(folder, above=()):
         if f.is_dir(): yield from _files_below(f, (*above, real))
         elif f.is_file() or f.is_symlink(): yield f
 
-# %% ../nbs/43_features.ipynb #aabffbe5
-def _unused(ends):
-    "A note on files with the `ends` of neither pictures nor texts; empty if there are none"
-    others = Counter(o for o in ends if o not in _PICTURES|_BESIDE).most_common(5)
-    kinds = ', '.join(f"{_n(k, 'file')} {o or 'without an ending'}" for o,k in others)
-    return f'not used: {kinds}: convert to .jpg or .png' if kinds else ''
-
 # %% ../nbs/43_features.ipynb #9726fdad
 def picture_files(
     folder # where to look
@@ -70,7 +58,9 @@ def picture_files(
     broken,there = partition(_files_below(folder), lambda f: not f.exists())
     if broken: warnings.warn(f"{folder}: not used: {_n(len(broken), 'broken link')}, such as {broken[0].name}")
     ends = {f: f.suffix.lower() for f in there}
-    note,files = _unused(ends.values()),[f for f in ends if ends[f] in _PICTURES]
+    files,count = [f for f in ends if ends[f] in _PICTURES],Counter(ends.values()).most_common()
+    others = [f"{_n(k, 'file')} {o or 'without an ending'}" for o,k in count if o not in _PICTURES|_BESIDE]
+    note = f"not used: {', '.join(others[:5])}: convert to .jpg or .png" if others else ''
     if not files:
         raise FileNotFoundError(f"{folder}: no pictures in this folder ({', '.join(sorted(_PICTURES))}); {note}")
     if note: warnings.warn(f'{folder}: {note}')
@@ -168,10 +158,14 @@ def hold_back(
 # %% ../nbs/43_features.ipynb #1413b570
 def _open(files, i): return Image.open(files[i], formats='PNG JPEG BMP GIF TIFF WEBP PPM'.split())
 
+def file_stamps(files):
+    "Size and time of each of `files`"
+    return [(o.st_size,o.st_mtime_ns) for o in (f.stat() for f in files)]
+
 def _file_split(folder, t):
     "The split with the pictures of the table `t`, which are below `folder`"
-    stamp = [(o.st_size,o.st_mtime_ns) for o in (f.stat() for f in t.file)]
-    return _Split(partial(_open, [*t.file]), tensor([*t.y]), [str(f.relative_to(folder)) for f in t.file], stamp)
+    names = [str(f.relative_to(folder)) for f in t.file]
+    return _Split(partial(_open, [*t.file]), tensor([*t.y]), names, file_stamps(t.file))
 
 def _folder_splits(path, valid_pct, seed, h=None, subset=False):
     "`splits, vocab` of the pictures below the folder `path`"
@@ -197,19 +191,19 @@ def _file(item, tfms):
 def _look(tl):
     "Digest of the first readable picture of `tl`: it changes with the way in which pictures are opened"
     for i in range(len(tl)):
-        with suppress(OSError, ValueError, SyntaxError): return _sha(np.ascontiguousarray(tl[i]))
+        with suppress(OSError, ValueError, SyntaxError): return digest(np.ascontiguousarray(tl[i]))
 
 def _ds_split(ds):
     "The split that a data set of fastai or a `TensorDS` contains"
     if isinstance(ds, TensorDS):
-        return _Split(partial(_tensor_picture, ds.x), ds.y, [*map(str, range(len(ds)))], _sha(ds.x, ds.y))
+        return _Split(partial(_tensor_picture, ds.x), ds.y, [*map(str, range(len(ds)))], digest(ds.x, ds.y))
     if not hasattr(ds, 'tls'):
         raise TypeError(f"cannot read pictures from a {type(ds).__name__}: pass fastai's DataLoaders or a folder")
     tl,y = ds.tls[0],tensor([int(o) for o in ds.tls[-1]])
     items = [o for _,o in ds.items.iterrows()] if hasattr(ds.items, 'iterrows') else ds.items
     files = [_file(o, tl.tfms.fs) for o in items]
-    stamps = [f.stat().st_mtime_ns if f else _sha(np.ascontiguousarray(tl[i])) for i,f in enumerate(files)]
-    return _Split(tl.__getitem__, y, [str(f or o) for f,o in zip(files, items)], [*stamps, _look(tl), _sha(y)])
+    stamps = [f.stat().st_mtime_ns if f else digest(np.ascontiguousarray(tl[i])) for i,f in enumerate(files)]
+    return _Split(tl.__getitem__, y, [str(f or o) for f,o in zip(files, items)], [*stamps, _look(tl), digest(y)])
 
 def _splits(source, valid_pct, seed, h=None, subset=False):
     "`splits, vocab` of a folder or of `DataLoaders`"
@@ -223,67 +217,55 @@ def _prepare(im, prep):
     im = TF.resize(im.convert('RGB'), prep['size'], InterpolationMode(prep['interpolation']))
     return TF.pil_to_tensor(TF.center_crop(im, prep['size']))
 
-def _read(split, prep, idx):
-    "`(pictures, readable)`: the readable ones of the pictures `idx`, stacked, and which were readable"
-    res = {}
-    for i in idx:
+def _read(splits, prep, job):
+    "The `job`, its pictures as bytes, and which of them were readable"
+    (split,idx,_),size = job,prep['size']
+    x,ok = torch.zeros(len(idx), 3, size, size, dtype=torch.uint8),torch.zeros(len(idx)).bool()
+    for k,i in enumerate(idx):
         with suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            res[i] = _prepare(split.get(i), prep)
-    return (torch.stack([*res.values()]) if res else None),tensor([i in res for i in idx])
+            x[k],ok[k] = _prepare(splits[split].get(i), prep),True
+    return job,x,ok
 
 # %% ../nbs/43_features.ipynb #9f21a003
-def _views(x, flip=False, crops=False):
-    "The pictures `x`, with `crops` their four corners at full size, and with `flip` the mirror images of all"
-    size = x.shape[-1]
-    corners = TF.five_crop(x, round(.8*size))[:4] if crops else []
-    res = [x, *(TF.resize(o, [size, size]) for o in corners)]
-    return res + [o.flip(-1) for o in res]*flip
-
 @torch.inference_mode()
-def _forward(body, x, prep, views, device):
+def _forward(body, x, prep, flip, device):
     "Features (B, views, F) of byte pictures `x`, half precision"
     x = x.to(device).to(memory_format=torch.channels_last).float().div_(255)
     x = TF.normalize(x, prep['mean'], prep['std'])
-    return torch.stack([body(o) for o in _views(x, **views)], 1).half().cpu()
+    return torch.stack([body(o) for o in ([x, x.flip(-1)] if flip else [x])], 1).half().cpu()
 
 # %% ../nbs/43_features.ipynb #388524ea
-_STEP = 2048 # pictures per chunk
+def _jobs(splits, folder):
+    "Name of the split, numbers of the pictures, and file in `folder` of each batch"
+    return [(s, range(len(o.y))[i:i+64], folder/f'{s}_{i:07d}.safetensors')
+            for s,o in splits.items() for i in range(0, len(o.y), 64)]
 
-def _save_chunk(file, batches, body, prep, views, device):
-    "Write the features of `batches` to `file`, complete or not at all; yields after each batch"
-    xs,oks = [],[]
-    for x,ok in batches:
-        if x is not None: xs.append(_forward(body, x, prep, views, device))
-        oks.append(ok)
-        yield
-    data = save(dict(x=torch.cat(xs) if xs else torch.zeros(0), ok=torch.cat(oks)))
+def _write(file, tensors, meta=None):
+    data = save(tensors, meta)
     write_whole(file, lambda f: f.write(data))
 
 # %% ../nbs/43_features.ipynb #61ac6b70
-def _extract(body, splits, parts, prep, views, progress, num_workers, device):
-    "Write the features of `splits` as chunks into the folder `parts`; returns the chunks of each split"
-    jobs = [(s, parts/f'{s}_{i:07d}.safetensors', range(len(o))[i:i+_STEP])
-            for s,o in splits.items() for i in range(0, len(o), _STEP)]
-    loader = partial(torch.utils.data.DataLoader, batch_size=64, num_workers=num_workers)
-    todo = [(f, loader(idx, collate_fn=partial(_read, splits[s], prep)), body, prep,
-             views if s=='train' else {}, device) for s,f,idx in jobs if not f.exists()]
-    steps = (o for args in todo for o in _save_chunk(*args))
-    for _ in progress_bar(steps, total=sum(len(o[1]) for o in todo)) if progress and todo else steps: pass
-    return {s:[f for t,f,_ in jobs if t==s] for s in splits}
+def _extract(body, splits, jobs, meta, progress):
+    "Write the features of the `jobs` whose file does not exist; on a GPU, other processes read the pictures"
+    todo,prep,device = [o for o in jobs if not o[2].exists()],meta['prep'],default_device()
+    workers,body = 0 if device.type=='cpu' else defaults.cpus,body.to(device)
+    batches = torch.utils.data.DataLoader(todo, None, collate_fn=partial(_read, splits, prep), num_workers=workers)
+    for (s,_,file),x,ok in progress_bar(batches) if progress and todo else batches:
+        _write(file, dict(x=_forward(body, x, prep, meta['flip'] and s=='train', device)[ok], ok=ok))
 
 # %% ../nbs/43_features.ipynb #208e6a93
-def _join(file, chunks, splits, meta):
-    "Write `file` from its chunks; unreadable pictures are left out and named in a warning"
+def _join(file, jobs, splits, meta):
+    "Write `file` from the files of the `jobs`; unreadable pictures are left out and named in a warning"
     tensors,meta = {},{**meta, 'names':{}, 'unreadable':[]}
-    for s,fs in chunks.items():
-        parts,names = [load_file(f) for f in fs],np.array(splits[s].names, dtype=object)
-        ok = torch.cat([o['ok'] for o in parts])
+    for s,split in splits.items():
+        parts,names = [load_file(f) for t,_,f in jobs if t==s],np.array(split.names, dtype=object)
+        x,ok = (torch.cat([o[k] for o in parts]) for k in ('x','ok'))
         if not ok.any(): raise FileNotFoundError(f'none of the {len(ok)} pictures can be read, such as {names[0]}')
-        tensors[f'{s}.x'],tensors[f'{s}.y'] = torch.cat([o['x'] for o in parts if len(o['x'])]),splits[s].y[ok]
+        tensors[f'{s}.x'],tensors[f'{s}.y'] = x,split.y[ok]
         meta['names'][s] = names[ok.numpy()].tolist()
         meta['unreadable'] += names[~ok.numpy()].tolist()
-    data,bad = save(tensors, {'hierproto': json.dumps(meta)}),meta['unreadable']
-    write_whole(file, lambda f: f.write(data))
+    _write(file, tensors, {'hierproto': json.dumps(meta)})
+    bad = meta['unreadable']
     some = ', '.join(bad[:5]) + ' ...'*(len(bad)>5)
     if bad: warnings.warn(f'{len(bad)} pictures could not be read and were left out: {some}')
 
@@ -333,24 +315,25 @@ def _body(arch, pretrained=False, weights=None):
     return body.eval().to(memory_format=torch.channels_last)
 
 # %% ../nbs/43_features.ipynb #5f2bdf72
-def _record(body, splits, vocab, size, flip, crops):
+def _record(body, splits, vocab, size, flip):
     "What decides the features, with a digest of it all as `key`"
     prep = dict(preprocessing(body) or _PLAIN)
     if size: prep['size'] = size
-    digest = _sha(*body.state_dict().values())
-    meta = dict(arch=body.arch, weights=digest, prep=prep, flip=flip, vocab=[*map(str, vocab)])
-    if crops: meta['crops'] = True
-    meta['key'] = _sha(meta, *concat((s, o.y, o.names, o.stamp) for s,o in splits.items()))
+    weights = digest(*body.state_dict().values())
+    meta = dict(arch=body.arch, weights=weights, prep=prep, flip=flip, vocab=[*map(str, vocab)])
+    meta['key'] = digest(meta, *concat((s, o.y, o.names, o.stamp) for s,o in splits.items()))
     return meta
 
-def _compute(file, body, splits, meta, progress, **kw):
-    "Write the features of `splits` to `file`, chunk by chunk"
-    parts = file.with_name(f"{file.name}.{meta['key']}.parts")
-    views = dict(flip=meta['flip'], crops=meta.get('crops', False))
-    try: _join(file, _extract(body, splits, parts, meta['prep'], views, progress, **kw), splits, meta)
-    except FileNotFoundError: # another process may have finished the same file and removed its parts
+def _compute(file, body, splits, meta, progress):
+    "Write the features of `splits` to `file`, batch by batch"
+    folder = file.with_name(f"{file.name}.{meta['key']}.batches")
+    jobs = _jobs(splits, folder)
+    try:
+        _extract(body, splits, jobs, meta, progress)
+        _join(file, jobs, splits, meta)
+    except FileNotFoundError: # another process may have finished the same file and removed the folder
         if _meta(file).get('key')!=meta['key']: raise
-    shutil.rmtree(parts, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 # %% ../nbs/43_features.ipynb #c34e4fde
 @delegates(read_features, but='file')
@@ -361,27 +344,39 @@ def features(
     weights=None, # file of weights instead
     size=None, # pixels of a side; those of the network by default
     flip=False, # also compute mirror images of the training set?
-    crops=False, # also compute the four corners of each picture of the training set?
     h=None, # `Hierarchy` whose classes are the folders of `source`; see `picture_table`
     subset=False, # leave out classes of `h` without pictures to train on?
     valid_pct=.2, # share held out if `source` is a folder without train and valid
     seed=0, # of the held-out share
     file=None, # where to store the features; in fastai's data folder by default
-    num_workers=None, # processes that read pictures; 0 on a CPU
-    device=None, # GPU if there is one
     progress=True, # show a progress bar?
     **kwargs
 ):
     "`DataLoaders` of the features of all pictures in `source`; computed once, then read from a file"
-    device,body = torch.device(ifnone(device, default_device())),_body(arch, pretrained, weights)
-    splits,vocab = _splits(source, valid_pct, seed, h, subset)
-    meta = _record(body, splits, vocab, size, flip, crops)
+    body,(splits,vocab) = _body(arch, pretrained, weights),_splits(source, valid_pct, seed, h, subset)
+    meta = _record(body, splits, vocab, size, flip)
     meta['made_by'] = dict(pretrained=pretrained, weights=str(weights) if isinstance(weights, (str,Path)) else None)
     file = Path(file) if file else cache_path('features', meta['key']).with_suffix('.safetensors')
-    if _meta(file).get('key')!=meta['key']:
-        workers = ifnone(num_workers, 0 if device.type=='cpu' else defaults.cpus)
-        _compute(file, body.to(device), splits, meta, progress, num_workers=workers, device=device)
+    if _meta(file).get('key')!=meta['key']: _compute(file, body, splits, meta, progress)
     return read_features(file, **kwargs)
+
+# %% ../nbs/43_features.ipynb #a7a3ad7b
+class _NoValidation(Callback):
+    "Skip the validation after each epoch"
+    def before_validate(self): raise CancelValidException()
+
+def train_head(train, valid, vocab, h, method, seed=0, lr=3e-3, m=64, epochs=10, hidden=0, bs=None, device=None,
+               **params):
+    "A `Learner` of `method`, trained on the features (N, views, F) and labels `train`; an epoch has at least 16 steps"
+    (x,_),slow = train,(Recorder,ProgressCallback,ProtoWatch)
+    with no_random(seed):
+        bs = bs or min(256, max(16, len(x)//16))
+        dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS, device=device)
+        body = nn.Sequential(nn.Linear(x.shape[-1], hidden), nn.ReLU()) if hidden else nn.Identity()
+        learn = hier_learner(dls, body, h, method, m=m, pretrained=False, metrics=[], **params)
+        with learn.removed_cbs(learn.cbs.filter(risinstance(slow))):
+            learn.fit_one_cycle(epochs, lr, cbs=_NoValidation())
+    return learn
 
 # %% ../nbs/43_features.ipynb #7bf02116
 def put_back(
@@ -392,8 +387,8 @@ def put_back(
     f = getattr(learn.dls, 'features', None) or dict(arch=None, made_by={})
     if body is None and f['arch'] is None: raise ValueError("a custom module made these features: pass it as `body`")
     body = _body(ifnone(body, f['arch']), **f['made_by'])
-    digest = _sha(*body.state_dict().values())
-    if digest!=f.get('weights', digest):
+    weights = digest(*body.state_dict().values())
+    if weights!=f.get('weights', weights):
         raise ValueError("`body` has other weights than the network that made the features")
     model = deepcopy(learn.model).cpu()
     if not isinstance(model[0], nn.Sequential): return nn.Sequential(body, model)

@@ -6,7 +6,6 @@
 __all__ = ['check_ranges', 'fit']
 
 # %% ../nbs/46_fit.ipynb #9d03f127
-import hashlib, os, random, sys
 from contextlib import nullcontext
 from typing import Literal
 from fastai.vision.all import *
@@ -17,8 +16,9 @@ from .methods import *
 from .rows import write_whole
 from .saving import *
 from .audit import *
+from .audit import write_report
 from .cli import plain
-from .features import check_classes, hold_back, keep_classes, picture_table
+from .features import check_classes, digest, file_stamps, hold_back, keep_classes, picture_table
 
 # %% ../nbs/46_fit.ipynb #fa82a6ff
 def _check_pictures(files, bar=True):
@@ -40,7 +40,7 @@ def _usual_size(sizes):
 
 def _usual_arch(size, pretrained='no'):
     "Name of a body for pictures of `size` pixels; starting from a saved model also reuses its architecture"
-    return _start(pretrained).get('arch') or ('resnet18' if size>64 or pretrained=='yes' else 'thin_resnet')
+    return _start(pretrained)[1].get('arch') or ('resnet18' if size>64 or pretrained=='yes' else 'thin_resnet')
 
 def _usual_bs(n): return next((o for o in (8,16,32) if n<40*o), 64)
 
@@ -63,18 +63,19 @@ def _folder_data(h, o):
 
 # %% ../nbs/46_fit.ipynb #0c987012
 def _start(pretrained):
-    "Settings of the saved model at `pretrained`; empty if it is 'yes', 'no' or a plain file of weights"
-    if pretrained in ('yes','no'): return {}
+    "What `pretrained` stands for: weights for `hier_learner`, and the settings of a saved model, empty if it is none"
+    if pretrained in ('yes','no'): return pretrained=='yes',{}
     f = Path(pretrained)
-    if f.name=='model.safetensors' and f.with_name('settings.json').is_file(): f = f.parent
-    if f.is_dir(): return load_classifier(f).settings
-    if f.is_file(): return {}
-    raise ModelError(f'--pretrained must be yes, no, a file of weights or a saved model, got {pretrained!r}')
+    if f.is_dir(): f /= 'model.safetensors'
+    if not f.is_file():
+        raise ModelError(f'--pretrained must be yes, no, a file of weights or a saved model, got {pretrained!r}')
+    saved = f.name=='model.safetensors' and f.with_name('settings.json').is_file()
+    return f,load_classifier(f.parent).settings if saved else {}
 
 def _prep(arch, pretrained='no', grey=False):
     "Mean, deviation and interpolation of pictures for the body `arch`"
     usual = dict(zip(('mean','std'), imagenet_stats))
-    o = _start(pretrained).get('images') or preprocessing(arch) or usual
+    o = _start(pretrained)[1].get('images') or preprocessing(arch) or usual
     mean,std = ([float(np.mean(o[k]))] if grey else list(o[k]) for k in ('mean','std'))
     return dict(mean=mean, std=std, interpolation=o.get('interpolation', 'bilinear'))
 
@@ -96,8 +97,7 @@ def _dls(data, o):
 # %% ../nbs/46_fit.ipynb #035a4057
 def _learner(dls, h, o):
     "The `Learner` for the options `o`; given weights are frozen at first"
-    x,f = dls.one_batch()[0],Path(o.pretrained)
-    start = dict(no=False, yes=True).get(o.pretrained, f/'model.safetensors' if f.is_dir() else f)
+    x,(start,_) = dls.one_batch()[0],_start(o.pretrained)
     if start is True and o.arch in ARCHS: raise ModelError(f'{o.arch} has no published weights: try --arch resnet18')
     body = make_body(o.arch, x.shape[1])
     try: learn = hier_learner(dls, body, h, o.method, m=o.m, pretrained=start)
@@ -147,60 +147,47 @@ def resume(self:_Checkpoint):
     self.state,self.done = s,s['done']
 
 # %% ../nbs/46_fit.ipynb #574a52ba
-class _PrintEpochs(Callback):
-    "Print a header and a line per epoch"
-    order = 55
-    def before_fit(self):
-        self.learn.logger = self.row
-        self.row(self.recorder.metric_names)
-    def row(self, values): print(*(f'{o:>12.4f}' if isinstance(o, float) else f'{o:>12}' for o in values), flush=True)
+def _row(values): print(*(f'{o:>12.4f}' if isinstance(o, float) else f'{o:>12}' for o in values), flush=True)
 
 def _train_learner(learn, epochs, lr, keep, bar=True):
     "Train `learn`: if its body is frozen, the head for one epoch, and then everything; `keep` is a `_Checkpoint`"
     done,tty = keep.done,sys.stdout.isatty()
-    cbs = [keep] + [_PrintEpochs()]*(bar and not tty)
-    with nullcontext() if bar and tty else learn.no_bar(), nullcontext() if bar else learn.no_logging():
-        if not getattr(learn.opt, 'frozen_idx', 0): learn.fit_one_cycle(epochs, lr, cbs=cbs, start_epoch=done)
+    if bar and not tty: _row(['epoch','train_loss','valid_loss', *learn.metrics.attrgot('name'), 'time'])
+    learn.logger = _row if bar else noop
+    with nullcontext() if bar and tty else learn.no_bar():
+        if not getattr(learn.opt, 'frozen_idx', 0): learn.fit_one_cycle(epochs, lr, cbs=keep, start_epoch=done)
         else:
-            if not done: learn.fit_one_cycle(1, slice(lr), pct_start=.99, cbs=cbs)
+            if not done: learn.fit_one_cycle(1, slice(lr), pct_start=.99, cbs=keep)
             learn.unfreeze()
             keep.first = 1
-            learn.fit_one_cycle(epochs, slice(lr/200, lr/2), pct_start=.3, div=5., cbs=cbs, start_epoch=max(0, done-1))
+            learn.fit_one_cycle(epochs, slice(lr/200, lr/2), pct_start=.3, div=5., cbs=keep, start_epoch=max(0, done-1))
     return learn
 
 # %% ../nbs/46_fit.ipynb #0d43999b
-def _held_back(learn, data):
-    "`Predictions` for the pictures that were held back, by the rule of the method"
+def _held_back(learn, data, notes=()):
+    "`Predictions` for the pictures that were held back, by the rule of the method, with `notes` for the report"
     with learn.no_bar(): scores,y = learn.get_preds(act=noop)
     if not scores.isfinite().all(): raise ModelError('training diverged, scores are not finite: use a smaller --lr')
     files = data.table.file[data.table.valid].tolist()
-    return Predictions(y.as_subclass(torch.Tensor), data.h, learn.rule(scores), scores.softmax(1), files)
-
-# %% ../nbs/46_fit.ipynb #5955747b
-def _write_predictions(p, f):
-    "Write the `Predictions` `p` as a table that `read_predictions` reads"
-    answers = {k: [p.h.leaves[i] for i in o] for k,o in (('target',p.targets), ('prediction',p.preds))}
-    df = pd.DataFrame(dict(file=[str(o) for o in p.files], **answers))
-    write_text(f, pd.concat([df, pd.DataFrame(p.probs.numpy().round(6), columns=p.h.leaves)], axis=1))
+    return Predictions(y.as_subclass(torch.Tensor), data.h, learn.rule(scores), scores.softmax(1), files, notes)
 
 # %% ../nbs/46_fit.ipynb #dc6b06ce
 def check_ranges(
     options, # of a command, a dict
-    ranges, # smallest and largest value of some of them
-    auto=() # options that may also be 0
+    ranges # smallest and largest value of some of them, and perhaps another one
 ):
     "Raise a `ModelError` for `options` that are out of range"
-    for k,(lo,hi) in ranges.items():
-        if not (lo<=options[k]<=hi or (k in auto and options[k]==0)):
+    for k,(lo,hi,*other) in ranges.items():
+        if not (lo<=options[k]<=hi or options[k] in other):
             raise ModelError(f'--{k} must be between {lo} and {hi}, got {options[k]}')
 
 # %% ../nbs/46_fit.ipynb #9569ae3f
-_ranges = dict(epochs=(1,10**5), size=(8,2048), valid=(.001,.999), bs=(2,10**5), m=(1,2**16), lr=(1e-8,100),
+_ranges = dict(epochs=(1,10**5), size=(8,2048,0), valid=(.001,.999), bs=(2,10**5,0), m=(1,2**16), lr=(1e-8,100),
                seed=(0,2**32-1), workers=(0,256))
 
 def _check_options(o):
     "Raise a `ModelError` for values of `fit` that cannot be used"
-    check_ranges(o, _ranges, ('size','bs'))
+    check_ranges(o, _ranges)
     if o['method'] not in METHODS:
         raise ModelError(f"unknown --method {o['method']!r}; choose from {', '.join(METHODS)}")
     if o['arch']!='auto': make_body(o['arch'])
@@ -226,20 +213,14 @@ def _describe(data, o):
             f"{o.method} on {o.arch}, {o.size}x{o.size} pixels{kind}, "
             f"{o.epochs:,} epoch{'s'*(o.epochs>1)} from {start}")
 
-# %% ../nbs/46_fit.ipynb #b7f95d62
-def _digest(data, folder):
-    "Hash of the pictures of `data`: places below `folder`, sizes and times of the files, labels and division"
-    t = data.table
-    files = [(os.path.relpath(f, folder), o.st_size, o.st_mtime_ns) for f in t.file for o in [os.stat(f)]]
-    return hashlib.sha1(repr([*zip(files, t.label, t.valid)]).encode()).hexdigest()
-
 # %% ../nbs/46_fit.ipynb #32f9f8c5
 def _train(data, o):
     "A Learner, trained with the options `o`"
     set_seed(o.seed)
-    learn = _learner(_dls(data, o), data.h, o)
+    learn,t = _learner(_dls(data, o), data.h, o),data.table
     keys = 'method arch epochs size resize augment pretrained lr bs m valid seed'.split()
-    options = dict({f'--{k}': getattr(o, k) for k in keys}, classes=data.h.fingerprint, images=_digest(data, o.images))
+    images = digest([os.path.relpath(f, o.images) for f in t.file], file_stamps(t.file), [*t.label], [*t.valid])
+    options = dict({f'--{k}': getattr(o, k) for k in keys}, classes=data.h.fingerprint, images=images)
     keep = _Checkpoint(Path(o.out)/'fit.ckpt', options, o.seed)
     if o.resume: keep.resume()
     try: return _train_learner(learn, o.epochs, o.lr, keep, not o.quiet)
@@ -248,16 +229,14 @@ def _train(data, o):
         raise KeyboardInterrupt(f"interrupted: {how if keep.done else 'no epoch was finished'}") from None
 
 # %% ../nbs/46_fit.ipynb #ffeaf452
-def _write_all(learn, p, o, notes):
-    "Write model, table, predictions and page into the folder `o.out`, and remove the checkpoint"
-    out,t,fit = Path(o.out),p.table(o.method),p.tree_fit()
-    print(plain(f"\n{t.to_string(float_format='{:.2f}'.format)}\n\n{fit.says}"), flush=True)
+def _write_all(learn, p, o):
+    "Write model, predictions and report into the folder `o.out`, and remove the checkpoint"
+    out,targets = Path(o.out),[p.h.leaves[i] for i in p.targets]
     save_classifier(learn, out)
-    write_text(out/'table.csv', t)
-    _write_predictions(p, out/'predictions.csv')
-    write_text(out/'report.html', html_report(p, f'{Path(o.images).name}: {o.method}', t, fit, notes))
+    write_text(out/'predictions.csv', answer_rows(p.h, [(p.files,targets,p.preds,p.probs)]))
+    write_report(p, out, f'{Path(o.images).name}: {o.method}', o.method)
     (out/'fit.ckpt').unlink(missing_ok=True)
-    print(plain(f"\nModel: {out}\nReport: {out/'report.html'}"))
+    print(plain(f'Model: {out}'))
 
 # %% ../nbs/46_fit.ipynb #e8de8961
 def fit(
@@ -294,6 +273,6 @@ def fit(
     notes = [_describe(data, o), *data.notes]
     print(plain('\nNote: '.join(notes)), flush=True)
     learn = _train(data, o)
-    p = _held_back(learn, data)
-    _write_all(learn, p, o, notes)
+    p = _held_back(learn, data, notes)
+    _write_all(learn, p, o)
     return p

@@ -56,12 +56,11 @@ class SampledHead(nn.Module):
     def __init__(self,
         m, # dimension of the embedding
         h, # a `Hierarchy` or costs, or the number of classes
-        n_others=1000, # classes to draw besides those of the batch
-        init='normal' # see `start_protos`
+        n_others=1000 # classes to draw besides those of the batch
     ):
         super().__init__()
         self.m, self.n_classes, self.n_others = m, h if isinstance(h, int) else len(h), n_others
-        self.emb = nn.Embedding(self.n_classes, m, sparse=True, _weight=start_protos(self.n_classes, m, init))
+        self.emb = nn.Embedding(self.n_classes, m, sparse=True, _weight=start_protos(self.n_classes, m))
 
     @property
     def protos(self):

@@ -6,7 +6,6 @@
 __all__ = ['predict']
 
 # %% ../nbs/48_predict.ipynb #36d1c46e
-import glob, json, math, os, sys
 from fastai.basics import *
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
@@ -37,7 +36,7 @@ def _given(o):
 
 # %% ../nbs/48_predict.ipynb #660d5fba
 def _answered(p, given, rule, bs, bad):
-    "Yields files and targets, scores and answers of the pictures `given`, by batch; errors go to the list `bad`"
+    "Yields files, targets, answers and probabilities of the pictures `given`, by batch; errors go to the list `bad`"
     def read(o):
         try: return o,p.pixels(o[0])
         except PictureError as e: return str(e)
@@ -49,28 +48,18 @@ def _answered(p, given, rule, bs, bad):
             if not good: continue
             items,pictures = zip(*good)
             scores = p.scores(torch.stack(pictures))
-            yield items,scores,rule(scores)
-
-# %% ../nbs/48_predict.ipynb #e84048ff
-def _probs(scores): return scores.double().softmax(1).round(decimals=6).tolist()
-
-# %% ../nbs/48_predict.ipynb #78b631e7
-def _csv_rows(p, batches, targets):
-    "Yields the rows of a table, the header first"
-    names = answer_names(p.h)
-    yield ['file', *['target']*targets, 'prediction', *p.h.leaves]
-    for part,scores,answers in batches:
-        for (f,t),a,q in zip(part, answers.tolist(), _probs(scores)): yield [str(f), *[t or '']*targets, names[a], *q]
+            yield *zip(*items),rule(scores),scores.double().softmax(1)
 
 # %% ../nbs/48_predict.ipynb #5d14ec23
 def _records(p, batches):
     "Yields a dict per picture: file, target, prediction, path and probabilities"
     names = answer_names(p.h)
-    for part,scores,answers in batches:
-        for (f,t),a,q,path in zip(part, answers.tolist(), _probs(scores), p.paths(scores, lambda _: answers)):
+    for files,targets,answers,probs in batches:
+        rows = zip(files, targets, answers.tolist(), probs.tolist(), p.paths(probs.log(), lambda _: answers))
+        for f,t,a,q,path in rows:
             pairs = [dict(name=n, probability=round(o, 6)) for n,o in path]
-            about = dict(file=str(f), **{} if t is None else dict(target=t))
-            yield dict(about, prediction=names[a], path=pairs, probabilities=dict(zip(p.h.leaves, q)))
+            about = dict(file=str(f), **{} if t is None else dict(target=t), prediction=names[a], path=pairs)
+            yield dict(about, probabilities={n: round(o, 6) for n,o in zip(p.h.leaves, q)})
 
 # %% ../nbs/48_predict.ipynb #9448087a
 def _line(r, top=0):
@@ -91,7 +80,7 @@ def _check(out, bs, top, force):
 # %% ../nbs/48_predict.ipynb #429e89b7
 def _write(p, batches, out, top, targets):
     "Write the answers to the file `out`, or print them"
-    if out.endswith('.csv'): write_text(Path(out), _csv_rows(p, batches, targets))
+    if out.endswith('.csv'): write_text(Path(out), answer_rows(p.h, batches, targets))
     elif out: write_text(Path(out), (json.dumps(r, ensure_ascii=False)+'\n' for r in _records(p, batches)))
     else:
         for r in _records(p, batches): print(plain(_line(r, top)))

@@ -140,7 +140,7 @@ def test_audit_of_labels_and_costs(tmp_path, capsys):
     run_command('audit', [tmp_path/'p.csv', tmp_path/'costs.csv', '--out', tmp_path/'a', '--shuffles', 99])
     said = capsys.readouterr().out
     assert pd.read_csv(tmp_path/'a'/'table.csv').AHC[0] == pytest.approx(D[p, t].mean(), abs=1e-5)
-    assert 'CAUTION' in said or 'follow' in said
+    assert 'Too few classes' in said # a sixth of all orders is as cheap as the cheapest
 
 
 @pytest.mark.parametrize('name', ['fit', 'predict', 'audit', 'compare'])
