@@ -37,6 +37,8 @@ class Predictions:
         if self.probs is None and self.preds is None: fail('predictions need labels or probabilities')
         if not len(self.targets): fail('there are no predictions')
         if self.probs is not None: self.probs = torch.as_tensor(self.probs).float()
+        if self.probs is not None and not (self.probs.min() >= 0 and (self.probs.sum(1)-1).abs().max() <= .02):
+            fail('`probs` must be probabilities that add up to 1: take the softmax of scores')
         self.preds = torch.as_tensor(self.probs.argmax(1) if self.preds is None else self.preds).long()
         self.targets = torch.as_tensor(self.targets).long()
         self.wrong = self.preds != self.targets
@@ -112,16 +114,19 @@ def csv_table(
 
 # %% ../nbs/45_audit.ipynb #83c1a4b6
 def _table(f, index):
-    "The table in the file `f`, with a column `target`"
+    "The table in the file `f`, with a column `target`, and notes on it"
     try: df = (_json_table if Path(f).suffix=='.jsonl' else csv_table)(f)
     except (HierarchyError,OSError): raise
     except Exception as e: fail(f'not a table in UTF-8: {str(e).strip()}', f)
+    notes = []
     if 'target' not in df and 'file' in df:
         folders,names = [re.split(r'[/\\]', o)[:-1] for o in df['file']],{n: n for n in index}
         df['target'] = [find_class(o, names) or (o[-1] if o else '') for o in folders]
+        notes += [f"there is no column 'target': folders name the classes, as {c!r} for {o!r}"
+                  for o,c in zip(df.file[:1], df.target[:1])]
     if 'target' not in df: fail(f"no column is called 'target'; there are {quoted(df)}", f)
     if not len(df): fail('there are no predictions below the header', f)
-    return df
+    return df,notes
 
 # %% ../nbs/45_audit.ipynb #4f31d15c
 def _labels(col, index, h, f):
@@ -165,11 +170,11 @@ def read_predictions(
 ):
     "The `Predictions` in the table `f`"
     index = h.class_index()
-    df = _table(f, index)
+    df,notes = _table(f, index)
     cols = _columns(list(df), index, f)
     extra = [c for c in df if c not in (*_text, *cols)]
     preds = _labels(df.prediction, _answer_index(h), h, f) if 'prediction' in df else None
-    notes = [f"{Path(f).name}: columns not used: {', '.join(map(repr, extra[:8]))}"] if extra else []
+    if extra: notes.append(f"{Path(f).name}: columns not used: {', '.join(map(repr, extra[:8]))}")
     files = [*df['file']] if 'file' in df else None
     probs = _probs(df, cols, f, scores) if cols else None
     return Predictions(_labels(df.target, index, h, f), h, preds, probs, files, notes)

@@ -167,7 +167,9 @@ _COLUMNS = ('run_id data method rule seed er ahc severity top5_cost nll ece leve
 
 def _run_id(pool, h, method, seed, rule, setup, tune='each'):
     once = [tune]*(tune=='once' and seed>0)
-    key = [pool.digest, h.fingerprint, method, seed, rule, setup, _trials(method)] + once
+    made = get_method(method)
+    method = [method, made.make.__qualname__, repr(made.params)]
+    key = [pool.digest, h.fingerprint, method, seed, rule, setup, _trials(method[0])] + once
     return hashlib.sha1(json.dumps(key).encode()).hexdigest()[:12]
 
 # %% ../nbs/47_compare.ipynb #6326cc73
@@ -419,8 +421,10 @@ def _facts(self:Comparison):
     "A sentence on data and trainings"
     r,arch = self.rows.iloc[0],(self.pool.features or {}).get('arch')
     test = 'an official test set' if self.official else 'test images drawn by each seed'
+    bad = len((self.pool.features or {}).get('unreadable', ()))
     return (f'{r.n_train:,} images to train on, {r.n_test:,} to test on ({test}), {self.rows.seed.nunique()} seeds, '
-            f'{r.epochs} epochs per training{f", features of {arch}" if arch else ""}.')
+            f'{r.epochs} epochs per training{f", features of {arch}" if arch else ""}.'
+            f'{f" {bad:,} images could not be read." if bad else ""}')
 
 # %% ../nbs/47_compare.ipynb #02208fc1
 @patch

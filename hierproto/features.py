@@ -196,13 +196,15 @@ def _look(tl):
 def _ds_split(ds):
     "The split that a data set of fastai or a `TensorDS` contains"
     if isinstance(ds, TensorDS):
+        if ds.x.is_floating_point() and not (-.01<=ds.x.min() and ds.x.max()<=1.01): raise ValueError(
+            f'pictures must be bytes or numbers between 0 and 1, got {ds.x.min():g} to {ds.x.max():g}')
         return _Split(partial(_tensor_picture, ds.x), ds.y, [*map(str, range(len(ds)))], digest(ds.x, ds.y))
     if not hasattr(ds, 'tls'):
         raise TypeError(f"cannot read pictures from a {type(ds).__name__}: pass fastai's DataLoaders or a folder")
     tl,y = ds.tls[0],tensor([int(o) for o in ds.tls[-1]])
     items = [o for _,o in ds.items.iterrows()] if hasattr(ds.items, 'iterrows') else ds.items
     files = [_file(o, tl.tfms.fs) for o in items]
-    stamps = [f.stat().st_mtime_ns if f else digest(np.ascontiguousarray(tl[i])) for i,f in enumerate(files)]
+    stamps = [file_stamps([f]) if f else digest(np.ascontiguousarray(tl[i])) for i,f in enumerate(files)]
     return _Split(tl.__getitem__, y, [str(f or o) for f,o in zip(files, items)], [*stamps, _look(tl), digest(y)])
 
 def _splits(source, valid_pct, seed, h=None, subset=False):
@@ -255,7 +257,7 @@ def _extract(body, splits, jobs, meta, progress):
 
 # %% ../nbs/43_features.ipynb #208e6a93
 def _join(file, jobs, splits, meta):
-    "Write `file` from the files of the `jobs`; unreadable pictures are left out and named in a warning"
+    "Write `file` from the files of the `jobs`; unreadable pictures are left out"
     tensors,meta = {},{**meta, 'names':{}, 'unreadable':[]}
     for s,split in splits.items():
         parts,names = [load_file(f) for t,_,f in jobs if t==s],np.array(split.names, dtype=object)
@@ -265,9 +267,6 @@ def _join(file, jobs, splits, meta):
         meta['names'][s] = names[ok.numpy()].tolist()
         meta['unreadable'] += names[~ok.numpy()].tolist()
     _write(file, tensors, {'hierproto': json.dumps(meta)})
-    bad = meta['unreadable']
-    some = ', '.join(bad[:5]) + ' ...'*(len(bad)>5)
-    if bad: warnings.warn(f'{len(bad)} pictures could not be read and were left out: {some}')
 
 # %% ../nbs/43_features.ipynb #73fd9d4d
 def _meta(file):
@@ -304,6 +303,8 @@ def read_features(
     dls = tensor_dls(train, valid or [o[:0] for o in train], meta['vocab'], ds_cls=FeatureDS, test=test, **kwargs)
     for dl,names in zip(dls.loaders, meta['names'].values()): dl.dataset.items = names
     dls.features = {k:v for k,v in meta.items() if k not in ('names','vocab')}
+    bad = meta['unreadable']
+    if bad: warnings.warn(f"{_n(len(bad), 'picture')} could not be read and are left out: {quoted(bad, 5)}")
     return dls
 
 # %% ../nbs/43_features.ipynb #45bfa82b
@@ -319,7 +320,7 @@ def _record(body, splits, vocab, size, flip):
     "What decides the features, with a digest of it all as `key`"
     prep = dict(preprocessing(body) or _PLAIN)
     if size: prep['size'] = size
-    weights = digest(*body.state_dict().values())
+    weights = digest(repr(body), *body.state_dict().values())
     meta = dict(arch=body.arch, weights=weights, prep=prep, flip=flip, vocab=[*map(str, vocab)])
     meta['key'] = digest(meta, *concat((s, o.y, o.names, o.stamp) for s,o in splits.items()))
     return meta
@@ -387,9 +388,9 @@ def put_back(
     f = getattr(learn.dls, 'features', None) or dict(arch=None, made_by={})
     if body is None and f['arch'] is None: raise ValueError("a custom module made these features: pass it as `body`")
     body = _body(ifnone(body, f['arch']), **f['made_by'])
-    weights = digest(*body.state_dict().values())
+    weights = digest(repr(body), *body.state_dict().values())
     if weights!=f.get('weights', weights):
-        raise ValueError("`body` has other weights than the network that made the features")
+        raise ValueError('`body` has other weights or layers than the network that made the features')
     model = deepcopy(learn.model).cpu()
     if not isinstance(model[0], nn.Sequential): return nn.Sequential(body, model)
     whole = isinstance(model[0][0], nn.Identity)

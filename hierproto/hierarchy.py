@@ -417,6 +417,8 @@ def _from_frame(D, names=None):
     if names is None and rows != columns:
         fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
     names = columns if names is None else [as_name(n) for n in names]
+    unknown = [n for n in names if n not in rows]
+    if 0 < len(unknown) < len(names): fail(f'the frame has no class {quoted(unknown)}; its classes are {quoted(rows)}')
     if rows == columns and {*rows} == {*names}: D = D.set_axis(rows).set_axis(rows, axis=1).loc[names, names]
     return D, names
 
@@ -429,7 +431,7 @@ class CostMatrix(Costs):
         warn=True,  # if the costs are not a metric
     ):
         if isinstance(D, pd.DataFrame): D, names = _from_frame(D, names)
-        self.D = _tensor(D)
+        self.D = _tensor(D).detach().clone()
         self.leaves = unique_names(range(len(self.D) if self.D.ndim else 0) if names is None else names)
         _check_costs(self.D, self.leaves)
         if warn: _warn_costs(self.D, self.leaves)

@@ -164,6 +164,13 @@ def use_rule(
 _of_body = 'n_in nf pool norm project'.split()
 _of_learner = [*inspect.signature(Learner.__init__).parameters]
 
+def _check_effects(head, cbs, mine, proto_lr, proto_wd):
+    "Refuse `lam` without a guide, and rates of prototypes that are not learnt"
+    if 'lam' in mine and not any(isinstance(o, MetricGuide) for o in cbs):
+        raise TypeError('`lam` has no effect: this method has no guide')
+    if not isinstance(getattr(head, 'protos', None), nn.Parameter) and (proto_lr,proto_wd)!=(1,None):
+        raise TypeError('`proto_lr` and `proto_wd` have no effect: this method does not learn prototypes')
+
 def _used_loss(loss, mine, of_learner):
     "The `loss` of the method, or the user's own; then arguments `mine` of the method's loss would be lost"
     if 'loss_func' not in of_learner: return loss
@@ -191,6 +198,7 @@ def hier_learner(
     meth,h,f,x = get_method(method),align_costs(h, dls),arch_func(arch),_example(dls)
     mine,of_body,of_learner = (_take(kwargs, o) for o in (meth.defaults, _of_body, _of_learner))
     head,loss,own = meth(h, m, **mine, **kwargs) # refuses what is left over
+    _check_effects(head, own, mine, proto_lr, proto_wd)
     used = _used_loss(loss, mine, of_learner)
     pretrained = pretrained and weights is None and has_weights(f)
     model = _model(f, head, m, x, pretrained=pretrained, weights=weights, **of_body)
@@ -217,7 +225,8 @@ def proto_learner(
 ):
     "`hier_learner` with learnt prototypes under a `guide`"
     method = 'learnt' if guide is None else 'gp_rank' if guide=='rank' else 'gp_disto'
-    return hier_learner(dls, arch, h, method, guide=guide, lam=lam, **kwargs)
+    if guide is not None: kwargs.update(guide=guide, lam=lam)
+    return hier_learner(dls, arch, h, method, **kwargs)
 
 # %% ../nbs/10_learner.ipynb #7dd01006
 class HierInterpretation(ClassificationInterpretation):

@@ -8,6 +8,7 @@ __all__ = ['start_protos', 'PrototypeHead', 'LinearHead', 'find_protos', 'split_
 
 # %% ../nbs/04_prototypes.ipynb #96c31ccc
 import torch
+from numbers import Integral
 from torch import nn
 from torch.nn import functional as F
 from fastcore.all import *
@@ -43,7 +44,9 @@ def _scores(distance, x, protos, block=8192):
     return -torch.cat([distance(o, protos) for o in blocks]).view(*z.shape[:-1], len(protos)).movedim(-1, 1)
 
 # %% ../nbs/04_prototypes.ipynb #20da7980
-def _n_classes(h): return h if isinstance(h, int) else len(h)
+def _n_classes(h):
+    if isinstance(h, (str,Path)): raise TypeError(f'pass a `Hierarchy`, such as `read_hierarchy({str(h)!r})`')
+    return int(h) if isinstance(h, Integral) else len(h)
 
 # %% ../nbs/04_prototypes.ipynb #a538ac69
 class PrototypeHead(nn.Module):
@@ -119,7 +122,9 @@ class DataLoss(nn.Module):
         gamma=0. # exponent of the focal factor
     ):
         super().__init__()
-        self.ignore_index,self.reduction,self.gamma = ignore_index,reduction,gamma
+        if reduction not in ('mean','sum','none'):
+            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+        self.ignore_index,self.reduction,self.gamma = ifnone(ignore_index, -100),reduction,gamma
         self.register_buffer('weight', None if weight is None else torch.as_tensor(weight).float())
 
     def per_item(self, scores, targets):

@@ -6,7 +6,7 @@
 __all__ = ['read_hierarchy', 'wordnet_senses']
 
 # %% ../nbs/01_readers.ipynb #86963b6c
-import csv, io, json, warnings
+import csv, io, json, re, warnings
 from collections import Counter
 from functools import reduce
 from importlib import resources
@@ -117,6 +117,7 @@ def _read(f):
 def _csv_lines(f):
     "Place and cells of each row of the CSV file `f` that is not blank"
     text, label = _read(f)
+    text = re.sub(r'^sep=.\r?\n', '\n', text) # a hint for Excel, not a row
     top = next((l for l in text.splitlines() if l.strip()), '')
     sep = next((s for s in ';\t' if s in top and ',' not in top), ',')
     rows = csv.reader(io.StringIO(text, newline=''), strict=True, delimiter=sep)

@@ -98,8 +98,11 @@ def _image_settings(dls):
     odd += [f'IntToFloatTensor(div={o.div})' for o in fs if isinstance(o, IntToFloatTensor) and o.div!=255]
     if odd: warnings.warn(f"the saved model does not apply the transforms {', '.join(odd)} of its data")
     stats = (norm.mean,norm.std) if norm else torch.tensor([[0.],[1.]])
-    mean,std = (o.flatten().expand(x.shape[1]).tolist() for o in stats)
-    res = dict(channels=x.shape[1], size=list(x.shape[-2:]), mean=mean, std=std)
+    mean,std = (o.flatten().expand(x.shape[1]).cpu() for o in stats)
+    low,high = (to_cpu(x).as_subclass(Tensor).float()*std[:,None,None] + mean[:,None,None]).aminmax()
+    if low < -.01 or high > 1.01: warnings.warn(
+        f'the saved model expects pixels between 0 and 1 and would misread pictures: its data has {low:.3g} to {high:.3g}')
+    res = dict(channels=x.shape[1], size=list(x.shape[-2:]), mean=mean.tolist(), std=std.tolist())
     if resize is None: return res
     if pre: res['presize'] = [*resize.size][::-1]
     how = Image.Resampling(resize.mode).name.lower()

@@ -6,7 +6,7 @@ from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, g
 from hierproto.all import *
 from hierproto.audit import Predictions, read_predictions, write_text
 from hierproto.compare import Comparison, Pool, compare, compare_folder
-from hierproto.data.core import tensor_dls
+from hierproto.data.core import hold_out, tensor_dls
 from hierproto.baselines.hxe import HXELoss
 from hierproto.features import FeatureDS, check_classes, features, keep_classes, picture_files, picture_table
 from hierproto.fit import fit
@@ -669,3 +669,98 @@ def test_rules_that_depend_on_the_scores_themselves():
     "A score far below zero is far from all prototypes; a softmax forgets that"
     h,rule = Hierarchy.from_paths([('g','a'), ('g','b'), ('c',)]),lambda s: torch.where(s.amax(1) < -2., 1, s.argmax(1))
     assert class_path(torch.tensor([-3.,-4.,-5.]), h, rule, probs=False).names==['g','b']
+
+
+def test_features_of_networks_with_equal_weights(pictures, tmp_path):
+    conv = torch.nn.Conv2d(3, 4, 3)
+    a,b = (features(pictures, torch.nn.Sequential(conv, *more), size=16, file=tmp_path/'f.safetensors', progress=False)
+           for more in ((), (torch.nn.ReLU(),)))
+    assert (a.train.dataset.x<0).any() and (b.train.dataset.x>=0).all()
+
+
+def test_features_of_tensors_that_are_not_pictures(tmp_path):
+    x,y = torch.rand(6, 3, 16, 16)*255,torch.arange(3).repeat(2)
+    dls = tensor_dls((x,y), (x,y), [*'abc'], bs=3)
+    with pytest.raises(ValueError, match='between 0 and 1'):
+        features(dls, torch.nn.Conv2d(3, 4, 3), size=16, file=tmp_path/'f.safetensors', progress=False)
+
+
+def test_features_name_unreadable_pictures_again(pictures, tmp_path):
+    (pictures/'a'/'bad.png').write_text('broken')
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="1 picture could not be read and are left out: 'a/bad.png'"):
+            features(pictures, 'convnet', pretrained=False, size=32, file=tmp_path/'f.safetensors', progress=False)
+
+
+def test_compare_notices_a_changed_method(tmp_path, monkeypatch):
+    x,y = torch.randn(60, 4),torch.arange(3).repeat(20)
+    h,nll = Hierarchy.from_paths([('g','a'), ('g','b'), ('c',)]),[]
+    for beta in (10.,1.):
+        monkeypatch.setitem(METHODS, 'mine', METHODS['soft_labels'].but(beta=beta))
+        res = compare(Pool(x, y, h.leaves), h, 'mine', 1, out=tmp_path, progress=False, epochs=1)
+        nll += res.rows.query('method=="mine"').nll.tolist()[:1]
+    assert nll[0]!=nll[1]
+
+
+@pytest.mark.parametrize('x', [torch.randn(12, 3, 16, 16), torch.rand(12, 3, 16, 16)*255])
+def test_a_saved_model_of_tensors_that_are_not_pictures(x):
+    y = torch.arange(3).repeat(4)
+    dls = tensor_dls((x,y), (x,y), [*'abc'], bs=6)
+    learn = hier_learner(dls, 'convnet', Hierarchy.from_paths([*'abc']), 'learnt', m=4, pretrained=False)
+    with pytest.warns(UserWarning, match='pixels between 0 and 1'): Predictor.from_learner(learn)
+
+
+def test_pictures_of_another_size(pictures):
+    x,y = torch.rand(12, 3, 16, 16),torch.arange(3).repeat(4)
+    learn = hier_learner(tensor_dls((x,y), (x,y), [*'abc'], bs=6), 'convnet', Hierarchy.from_paths([*'abc']), 'learnt',
+                         m=4, pretrained=False)
+    with pytest.raises(ValueError, match=r'\(40, 40\) pixels, the data \(16, 16\)'): learn.predict(pictures/'a'/'0.png')
+
+
+def test_a_frame_with_other_names():
+    frame = pd.DataFrame([[0.,1.,9.],[1.,0.,9.],[9.,9.,0.]], ['cat','dog','oak'], ['cat','dog','oak'])
+    with pytest.raises(HierarchyError, match="'dgo'"): CostMatrix(frame, ['cat','oak','dgo'])
+    assert CostMatrix(frame, ['x','y','z']).leaves==['x','y','z'] # new names
+
+
+def test_costs_do_not_follow_their_source():
+    D = torch.tensor([[0.,1.],[2.,0.]])
+    c = CostMatrix(D, warn=False)
+    D[0,1] = 3.
+    assert c.costs()[0,1]==1
+
+
+def test_scores_are_not_probabilities():
+    h = Hierarchy.from_paths([*'abc'])
+    with pytest.raises(HierarchyError, match='probabilit'): Predictions([0,1], h, probs=torch.tensor([[3.,-1.,0.],[0.,2.,1.]]))
+
+
+def test_arguments_without_effect_are_refused():
+    h,x,y = Hierarchy.from_paths([('g','a'), ('g','b'), ('c',)]),torch.rand(12, 4),torch.arange(3).repeat(4)
+    dls = tensor_dls((x,y), (x,y), h.leaves, bs=6)
+    make = lambda method, **kw: hier_learner(dls, torch.nn.Identity(), h, method, m=4, pretrained=False, **kw)
+    for method,kw in (('learnt',dict(lam=50.)), ('fixed',dict(proto_lr=10.)), ('cross_entropy',dict(proto_wd=1.))):
+        with pytest.raises(TypeError, match='no effect'): make(method, **kw)
+    make('learnt', guide='disto', lam=2., proto_lr=10.)
+
+
+def test_losses_and_heads_with_wrong_arguments():
+    with pytest.raises(ValueError, match="reduction must be 'mean', 'sum' or 'none', got 'avg'"): DataLoss(reduction='avg')
+    with pytest.raises(TypeError, match='classes.csv'): PrototypeHead(4, 'classes.csv')
+    assert PrototypeHead(4, np.int64(5)).n_classes==5
+
+
+def test_holding_out_leaves_every_class():
+    (_,train),(_,held) = hold_out(torch.rand(11, 2), torch.tensor([0]*10+[1]), .2)
+    assert {*train.tolist()}=={0,1} and {*held.tolist()}=={0}
+
+
+def test_a_hint_for_excel_is_not_a_class(tmp_path):
+    (tmp_path/'c.csv').write_text('sep=;\ngroup;class\nanimal;cat\nanimal;dog\n')
+    assert read_hierarchy(tmp_path/'c.csv').leaves==['cat','dog']
+
+
+def test_the_audit_says_where_targets_come_from(tmp_path):
+    (tmp_path/'p.csv').write_text('file,prediction\n/home/cat/new/1.png,dog\n')
+    p = read_predictions(tmp_path/'p.csv', Hierarchy.from_paths(['cat','dog']))
+    assert p.notes==["there is no column 'target': folders name the classes, as 'cat' for '/home/cat/new/1.png'"]

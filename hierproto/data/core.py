@@ -60,7 +60,11 @@ def read_picture(
 @patch
 def new(self:TensorDS, items):
     "A data set without labels of the pictures `items`: tensors, arrays, PIL images or file names"
-    x = torch.stack([read_picture(o, self.x.shape[1]) for o in items]) if len(items) else self.x[:0]
+    x,size = [read_picture(o, self.x.shape[1]) for o in items],self.x.shape[2:]
+    for o in x:
+        if o.shape[1:]!=size: raise ValueError(
+            f'this picture has {tuple(o.shape[1:])} pixels, the data {tuple(size)}: resize it')
+    x = torch.stack(x) if x else self.x[:0]
     if self.x.is_floating_point() and not x.is_floating_point(): x = x/255
     if x.is_floating_point() and not self.x.is_floating_point(): x = (x*255).round()
     return type(self)(x.to(self.x.dtype), None, self.vocab, 1)
@@ -244,6 +248,7 @@ def hold_out(
     "`x, y` without a `share` of each class, and `x, y` of that share"
     held = torch.zeros(len(y), dtype=torch.bool)
     held[take_fraction(y, share, seed)] = True
+    held &= y.bincount()[y] > 1 # the only item of a class is for training
     return (x[~held],y[~held]), (x[held],y[held])
 
 # %% ../../nbs/20_data.core.ipynb #9eecd6ca
