@@ -398,7 +398,8 @@ def fine_tune(self:HeadLearner,
 @patch
 def intervals(self:Comparison):
     "Change of each metric against the base in percent, with its 95% interval, as text"
-    text = lambda d: f'{d.change:+.1f} ({d.low:+.1f} to {d.high:+.1f})'
+    ends = lambda d: f'{d.low:+.1f} to {d.high:+.1f}' if np.isfinite(d.low) else 'unknown'
+    text = lambda d: f'{d.change:+.1f} ({ends(d)})'
     res = pd.DataFrame({v.replace(' %', ''): self.differences(k).apply(text, axis=1) for k,v in _METRICS.items()})
     return res.loc[[o for o in self.table().index if o!=self.base]]
 

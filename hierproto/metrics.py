@@ -121,6 +121,7 @@ def mistake_severity(scores, targets, D, ignore_index=None, vocab=None):
 def _at_k(b, c, k):
     b.pairs(len(c))
     if not b.soft: raise HierarchyError('hier_dist_at_k needs scores, not labels')
+    if not 1 <= k <= len(c): raise HierarchyError(f'k must lie between 1 and {len(c)}, the number of classes, got {k}')
     top = b.flat(b.scores.topk(k, 1).indices.movedim(1,-1))
     return _sums(c.pair_costs(top, b.targs[:,None]).double().mean(1), torch.ones(len(top)))
 
@@ -185,19 +186,19 @@ def as_probs(
     return p if probs else p.softmax(1)
 
 # %% ../nbs/05_metrics.ipynb #0d9407e5
-def _bins(b, c=None, probs=None):
+def _bins(b, c=None, n_bins=15, probs=None):
     if not b.soft: raise HierarchyError('calibration needs scores, not labels')
     conf = b.flat(as_probs(b.scores, probs).amax(1)).double()
-    k = ((conf*15).ceil().long()-1).clamp(0, 14)
+    k = ((conf*n_bins).ceil().long()-1).clamp(0, n_bins-1)
     right = b.flat(b.scores.argmax(1))==b.targs # whatever the decision rule answers
     weights = right.double(),conf,torch.ones_like(conf)
-    return torch.stack([torch.bincount(k, w, minlength=15) for w in weights])
+    return torch.stack([torch.bincount(k, w, minlength=n_bins) for w in weights])
 
 def _ece(s): return (s[0]-s[1]).abs().sum()/s[2].sum()
 
-def calibration_error(scores, targets, ignore_index=None, probs=None):
-    "Calibration error of `scores` for `targets` over 15 bins, without `ignore_index`; `probs` as in `as_probs`"
-    return _ece(_bins(Batch(scores, targets, ignore_index), probs=probs))
+def calibration_error(scores, targets, n_bins=15, ignore_index=None, probs=None):
+    "Calibration error of `scores` for `targets` over `n_bins`, without `ignore_index`; `probs` as in `as_probs`"
+    return _ece(_bins(Batch(scores, targets, ignore_index), None, n_bins, probs))
 
 # %% ../nbs/05_metrics.ipynb #b729602c
 def n_real(dl, bs):
