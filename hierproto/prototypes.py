@@ -196,4 +196,7 @@ def reduce(self:DataLoss, loss, targets, counts):
 # %% ../nbs/04_prototypes.ipynb #cf8d80b6
 class FocalDataLoss(DataLoss):
     "`DataLoss` times `(1-p)**gamma`, so that confident samples count less"
-    def __init__(self, gamma=1., **kwargs): super().__init__(gamma=gamma, **kwargs)
+    def __init__(self,
+        gamma=1., # exponent of the focal factor
+        **kwargs # others of `DataLoss`
+    ): super().__init__(gamma=gamma, **kwargs)
