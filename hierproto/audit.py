@@ -74,6 +74,7 @@ def answer_names(
     known,groups = h.class_index(),['/'.join(o) for o in getattr(h, 'nodes', [])[len(h):]]
     return [*h.leaves, *(o+'/' if not o or o in known else o for o in groups)]
 
+# %% ../nbs/45_audit.ipynb #55921dcd
 def answer_rows(
     h, # a `Hierarchy` or costs
     batches, # of files, names of targets, numbers of answers, and probabilities (B, K)

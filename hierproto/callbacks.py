@@ -98,6 +98,7 @@ def after_train(self:MetricGuide):
     self.rows += [(lam, *o.tolist()) for lam,o in self.new]
     self.new = []
 
+# %% ../nbs/09_callbacks.ipynb #65d08ee4
 @patch(as_prop=True)
 def log(self:MetricGuide):
     "`lam`, data loss, guide and optimal scale of each batch; the scale is NaN for guides that do not compute it"
@@ -110,6 +111,7 @@ def _broadcast(self, t, rank):
     torch.distributed.broadcast(t, rank)
     return t.tolist()
 
+# %% ../nbs/09_callbacks.ipynb #e1e26c95
 def cpu_distrib():
     "Let fastai's `DistributedDL` share the order of samples between processes without CUDA"
     from fastai.distributed import DistributedDL # needs accelerate, which is optional
@@ -216,6 +218,7 @@ def after_train(self:ProtoWatch):
 class NotFinite(ValueError):
     "A loss or a gradient is NaN or infinite"
 
+# %% ../nbs/09_callbacks.ipynb #14a6ab4f
 def _odd(t): return isinstance(t, Tensor) and t.is_floating_point() and not t.isfinite().all()
 
 def _odd_weights(model, get=noop):
@@ -270,6 +273,7 @@ def after_pred(self:SoundCheck):
     one_label = p.ndim==y.ndim+1 or y.shape[1:]==(1,) # tables have targets (B, 1)
     if one_label and (self.fresh or y.is_cpu): check_labels(y, p.shape[1], self.ignore)
 
+# %% ../nbs/09_callbacks.ipynb #3c0684a2
 @patch
 def before_step(self:SoundCheck):
     "Note whether all gradients are finite"
@@ -321,11 +325,13 @@ def before_validate(self:PrototypePlot):
     if self.found is None: return # `learn.validate` or `learn.predict`
     self.hook = self.found.register_forward_pre_hook(lambda mod,args: self.zs.append(args[0].detach().cpu()))
 
+# %% ../nbs/09_callbacks.ipynb #d8e1d518
 @patch
 def after_batch(self:PrototypePlot):
     "Keep the labels"
     if self.hook: self.ys.append(self.y.cpu())
 
+# %% ../nbs/09_callbacks.ipynb #bc060350
 @patch
 def after_validate(self:PrototypePlot):
     "Keep embeddings, labels and a copy of the head"

@@ -54,6 +54,7 @@ def cosine(x, y):
 
 distances = dict(euclidean=_euclidean, squared=_squared, pseudo_huber=_pseudo_huber, cosine=cosine)
 
+# %% ../nbs/03_distortion.ipynb #314daa50
 def get_distance(distance):
     "The function called `distance`; functions are returned as they are"
     if callable(distance): return distance
@@ -127,6 +128,7 @@ def _smooth_scale(a):
     q = b.square().sum()
     return torch.where(q > 0, b.sum()/q.where(q > 0, 1)/top, 1.)
 
+# %% ../nbs/03_distortion.ipynb #57202101
 def smooth_scale(protos, D, distance='euclidean'):
     "Factor that minimises eq. 6 for `protos`, `D` and `distance` (eq. 13)"
     return _smooth_scale(_ratios(protos, D, distance))

@@ -123,6 +123,7 @@ def _decide(self:HierarchicalClassifier, scores):
     rule = self.rule or get_method(self.method).decide(self.hierarchy_)
     return get_rule(rule, self.hierarchy_)(scores)
 
+# %% ../nbs/49_estimator.ipynb #9fb329e2
 @patch
 def predict(self:HierarchicalClassifier, X):
     "The class of each row of `X`"

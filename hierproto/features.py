@@ -27,6 +27,7 @@ from .data.core import *
 # %% ../nbs/43_features.ipynb #4c419be2
 _Split = namedtuple('_Split', 'get y names stamp')
 
+# %% ../nbs/43_features.ipynb #b0dba962
 def digest(*parts):
     "Hash of `parts`: bytes, tensors, or what `repr` shows"
     res = hashlib.sha256()

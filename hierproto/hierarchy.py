@@ -228,6 +228,7 @@ def n_nodes(self:Hierarchy):
     "Number of nodes, including the root"
     return len(self._names)
 
+# %% ../nbs/00_hierarchy.ipynb #83ff1e8b
 @patch(as_prop=True)
 def depth(self:Hierarchy):
     "Number of edges from the root to the deepest leaf"
@@ -239,6 +240,7 @@ def level_names(self:Hierarchy):
     "Names of the levels below the root, coarsest first: those given, or numbers and 'class' for the last"
     return self._level_names or [*(f'level {l}' for l in range(1, self.depth)), 'class']
 
+# %% ../nbs/00_hierarchy.ipynb #82afdd84
 @patch(as_prop=True)
 def widths(self:Hierarchy):
     "Number of nodes at each level below the root"
@@ -250,6 +252,7 @@ def edge_weights(self:Hierarchy):
     "Weight of the edge above each node, 0 for the root"
     return torch.tensor(self._w, dtype=torch.float32)
 
+# %% ../nbs/00_hierarchy.ipynb #79b09c2c
 @patch(as_prop=True)
 def weights(self:Hierarchy):
     "The weights that differ from 1, by path"

@@ -83,12 +83,14 @@ def _classes(D, vocab=None):
 
 # %% ../nbs/05_metrics.ipynb #6d6c6872
 def _sums(*xs): return torch.stack([x.sum(dtype=torch.float64) for x in xs])
+
 def _ratio(s, k=1): return s[0]/s[k]
 
 def _wrong(b, c=None):
     i,j,n = b.pairs()
     return _sums(n*(i!=j), n)
 
+# %% ../nbs/05_metrics.ipynb #6e5b7038
 def error_rate(
     scores, # (B, K[, H, W]), or predicted labels (B[, H, W])
     targets, # true labels (B[, H, W])
@@ -125,6 +127,7 @@ def _at_k(b, c, k):
     top = b.flat(b.scores.topk(k, 1).indices.movedim(1,-1))
     return _sums(c.pair_costs(top, b.targs[:,None]).double().mean(1), torch.ones(len(top)))
 
+# %% ../nbs/05_metrics.ipynb #4a224fcd
 def hier_dist_at_k(scores, targets, D, k, ignore_index=None, vocab=None):
     "Mean cost of the `k` highest scores; `scores`, `targets`, `D`, `ignore_index`, `vocab` as in `average_cost`"
     return _ratio(_at_k(Batch(scores, targets, ignore_index), _classes(D, vocab), k))
@@ -135,6 +138,7 @@ def _same_at(b, c, level):
     A = c.ancestors(level)
     return _sums(n*(A[i]==A[j]), n)
 
+# %% ../nbs/05_metrics.ipynb #a5ce632c
 def level_accuracy(scores, targets, h, level, ignore_index=None, vocab=None):
     "Accuracy of `scores` for `targets` at `level` of `h`; `ignore_index` and `vocab` as in `average_cost`"
     as_tree(h, 'level_accuracy')
@@ -159,6 +163,7 @@ def _iou(s):
     both,either = s[0],s[1]+s[2]-s[0]
     return (both/either)[either>0].mean()
 
+# %% ../nbs/05_metrics.ipynb #820f854c
 def mean_iou(scores, targets, n_classes=None, ignore_index=None):
     "Mean IoU of `scores` for `targets` over classes that occur, of `n_classes`; `ignore_index` as in `error_rate`"
     return _iou(_areas(Batch(scores, targets, ignore_index), n_classes and range(n_classes)))
@@ -266,6 +271,7 @@ def _all_sum(x, device):
     torch.distributed.all_reduce(x)
     return x.cpu()
 
+# %% ../nbs/05_metrics.ipynb #30efa74d
 @patch(as_prop=True)
 def value(self:_SumMetric):
     "The metric over all batches and processes so far"

@@ -158,10 +158,12 @@ def check_labels(targets, K, ignore_index=-100):
 # fastai's tensor types cannot be mixed in every function
 def _plain(t): return t if type(t) is torch.Tensor else t.as_subclass(torch.Tensor)
 
+# %% ../nbs/04_prototypes.ipynb #9a05b691
 def as_floats(scores):
     "Plain `scores`, at least in single precision: half precision is not enough for a loss"
     return _plain(scores).to(torch.promote_types(scores.dtype, torch.float32))
 
+# %% ../nbs/04_prototypes.ipynb #15d1f1c9
 def _as_labels(targets, scores):
     "Plain `targets` as integers; tables have targets (B, 1)"
     targets = _plain(targets).long()

@@ -40,11 +40,13 @@ def _by_row(f, x, n):
     z = x.movedim(1, 0).flatten(1).contiguous()
     return f(z).unflatten(1, x.shape[:1]+x.shape[2:]).movedim(0, 1)
 
+# %% ../nbs/06_subtree.ipynb #830772d3
 @patch
 def _sums(self:SubtreeSum, z):
     inner = _add(_pick(_add(z, self.group, self.n_groups), self.low), self.high, self.n_inner)
     return torch.cat([z, inner])
 
+# %% ../nbs/06_subtree.ipynb #cfb629ea
 @patch
 def forward(self:SubtreeSum, x):
     "Sums of `x` over the subtree of each node"
@@ -61,6 +63,7 @@ def _logsumexp(self:SubtreeSum, z):
     inner = _add(_pick(s, self.low)*(t-_pick(top, self.high)).exp(), self.high, self.n_inner)
     return torch.cat([z, top+inner.log()])
 
+# %% ../nbs/06_subtree.ipynb #23cf1a92
 @patch
 def logsumexp(self:SubtreeSum,
     scores # of classes, `(B, K, ...)`
@@ -77,6 +80,7 @@ def _tree_log_softmax(self:SubtreeSum, z):
     above = _add(_pick(c[K:]-_pick(log_s, self.parent[K:]), high), low, n)
     return c[:K] + _pick(above-_pick(log_s, self.inner), self.group)
 
+# %% ../nbs/06_subtree.ipynb #2ed13496
 @patch
 def tree_log_softmax(self:SubtreeSum,
     scores # of all nodes but the root, `(B, n_nodes-1, ...)`

@@ -81,6 +81,7 @@ def value_and_grad(f, x, y=None):
     v = f(x, y)
     return v.detach(),torch.autograd.grad(v.sum(), x)[0]
 
+# %% ../nbs/04a_testing.ipynb #8314abaf
 def _batch(K, n=24, spread=1., dtype=torch.float32):
     g = torch.Generator().manual_seed(0)
     return (spread*torch.randn(n, K, generator=g, dtype=torch.float64)).to(dtype),torch.randint(K, (n,), generator=g)

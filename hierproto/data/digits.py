@@ -29,6 +29,7 @@ PROTOCOLS = dict(published=dict(max_deg=40., zoom=(1.3,1.3), mode='nearest'),
                  bilinear=dict(max_deg=40., zoom=(1.3,1.3), mode='bilinear'))
 _MNIST_STATS = [.1307],[.3081] # mean and deviation of the training pictures
 
+# %% ../../nbs/21_data.digits.ipynb #6020d6e5
 def figure1_augment(
     protocol='published', # name in `PROTOCOLS`, or None for no augmentation
     normalize=False # normalise by the mean and deviation of MNIST, after the augmentation?
