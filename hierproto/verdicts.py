@@ -28,7 +28,8 @@ def _verdict(mean, p, n):
 def _test(d, ratio):
     "Number, mean, interval and p-value of the changes `d`"
     if not len(d): return [0,*[np.nan]*4]
-    return [len(d), *t_interval(d, ratio)[:3], t_interval(np.add(d, MARGIN), ratio)[3]]
+    p = t_interval(np.add(d, MARGIN), ratio)[3] if np.any(d) else 0. # the same in every run is no gain
+    return [len(d), *t_interval(d, ratio)[:3], p]
 
 # %% ../nbs/56_verdicts.ipynb #73e2cefb
 def judge(
