@@ -16,7 +16,7 @@ from .methods import *
 from .rows import write_whole
 from .saving import *
 from .audit import *
-from .audit import write_report
+from .audit import answer_rows, write_report
 from .cli import plain
 from .features import check_classes, digest, file_stamps, hold_back, keep_classes, picture_table
 

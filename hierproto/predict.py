@@ -13,6 +13,7 @@ from typing import Literal
 from .cli import plain
 from .saving import *
 from .audit import *
+from .audit import answer_rows
 from .features import picture_files
 
 # %% ../nbs/48_predict.ipynb #7ada9b72

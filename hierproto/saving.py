@@ -101,7 +101,7 @@ def _image_settings(dls):
     mean,std = (o.flatten().expand(x.shape[1]).cpu() for o in stats)
     low,high = (to_cpu(x).as_subclass(Tensor).float()*std[:,None,None] + mean[:,None,None]).aminmax()
     if low < -.01 or high > 1.01: warnings.warn(
-        f'the saved model expects pixels between 0 and 1 and would misread pictures: its data has {low:.3g} to {high:.3g}')
+        f'saved models take pixels between 0 and 1, this data has {low:.3g} to {high:.3g}: pictures would be misread')
     res = dict(channels=x.shape[1], size=list(x.shape[-2:]), mean=mean.tolist(), std=std.tolist())
     if resize is None: return res
     if pre: res['presize'] = [*resize.size][::-1]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from ..hierarchy import *
 from ..prototypes import *
+from ..prototypes import as_floats
 
 # %% ../../nbs/18a_baselines.hie.ipynb #352ac97b
 class HiEHead(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from ..hierarchy import *
 from ..prototypes import *
+from ..prototypes import as_floats
 from ..subtree import *
 from .cross_entropy import *
 

@@ -50,6 +50,7 @@ def picture_tensor(
     "The picture `o` as a tensor (C, H, W)"
     if isinstance(o, (str,Path)): o = Image.open(o)
     if isinstance(o, Image.Image):
+        if o.mode[0] in 'IF': raise ValueError('more than 8 bits per channel: save the picture with 8')
         try: o = image2tensor(o.convert('L' if channels==1 else 'RGB'))
         except (OSError,SyntaxError,ValueError) as e:
             raise ValueError(f"{getattr(o, 'filename', o)} is not a readable picture ({e}): replace it") from None
