@@ -88,6 +88,7 @@ def main():
     os.environ.update(OMP_NUM_THREADS='1', MPLBACKEND='agg')
     before = changes()
     if subprocess.run([sys.executable, 'tools/in_step.py'], cwd=root).returncode: sys.exit('0 passed, 1 failed')
+    subprocess.run([sys.executable, 'tools/measure.py'], cwd=root) # figures to look at, nothing to pass
     tests, nbs = run_all()
     passed, failed, skipped = map(sum, zip(*tests.values()))
     ran, have = (sum(r[i] for r in nbs.values()) for i in (1, 2))
