@@ -48,7 +48,7 @@ def _haframe(h, m, decay=2., alpha=.4, **kwargs):
     head = HAFrameHead(m, h, decay)
     return head,HAFrameLoss(head.protos, alpha, **kwargs),[]
 
-def _hie(h, m, **kwargs): return HiEHead(m, h),LogProbLoss(**kwargs),[]
+def _hie(h, m, **kwargs): return HiEHead(m, h),HiELoss(**kwargs),[]
 
 def _hier_cos(h, m, alpha=.05, **kwargs): return HierCOSHead(m, h),HierCOSLoss(h, alpha, **kwargs),[]
 

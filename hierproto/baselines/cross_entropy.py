@@ -15,6 +15,7 @@ from fastcore.basics import patch
 class ScoreLoss(DataLoss):
     "A loss with one formula: `terms(scores, targets)` for scores `(N, K)` and labels `(N,)`"
     no_focal = None # why `gamma` must be 0, if it must
+    no_groups = 'its formula is defined for classes only' # None if `terms` takes numbers of groups too
     def __init__(self,
         n_classes=None, # number of classes, if the loss depends on it
         gamma=0., # exponent of the focal factor

@@ -36,9 +36,12 @@ def update(self:NCMHead,
     ignore_index=-100 # targets with this value do not count
 ):
     "Include the samples `z` in the means of their classes"
-    z,y = z.detach().movedim(1, -1).reshape(-1, self.m).to(self.sums),targets.reshape(-1).long()
-    z,y = z[y!=ignore_index],y[y!=ignore_index]
-    sums,counts = torch.zeros_like(self.sums).index_add_(0, y, z),torch.bincount(y, minlength=self.n_classes)
+    z = z.detach().movedim(1, -1).reshape(-1, self.m).to(self.sums)
+    y = targets.reshape(-1).long()
+    known = (y != ignore_index) & (y < self.n_classes) # a group has no prototype
+    z, y = z[known], y[known]
+    sums = torch.zeros_like(self.sums).index_add_(0, y, z)
+    counts = torch.bincount(y, minlength=self.n_classes)
     if dist.is_available() and dist.is_initialized():
         for o in (sums, counts): dist.all_reduce(o)
     self.sums += sums

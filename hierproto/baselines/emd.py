@@ -7,6 +7,7 @@ __all__ = ['EMDLoss', 'tree_emd']
 
 # %% ../../nbs/14_baselines.emd.ipynb #83f83093
 import torch
+from fastcore.basics import patch
 from ..hierarchy import *
 from ..subtree import *
 from ..prototypes import *
@@ -15,6 +16,7 @@ from .cross_entropy import *
 # %% ../../nbs/14_baselines.emd.ipynb #ad9b679e
 class EMDLoss(ScoreLoss):
     "Cross-entropy plus `reg` times the sum over classes of squared probabilities times cost minus `mu`"
+    no_groups = None
     def __init__(self,
         D, # `Hierarchy`, `CostMatrix` or (K, K) costs, read as D[predicted, true]
         reg=.5, # weight of the regulariser
@@ -23,12 +25,25 @@ class EMDLoss(ScoreLoss):
     ):
         D = as_costs(D)
         super().__init__(len(D), **kwargs)
+        self.reg = reg
+        self.mu = mu
         self.register_buffer('costs', (reg*(D-mu)).t().contiguous())
 
     def terms(self, scores, targets):
         logp = scores.log_softmax(1)
         costs = self.costs.to(scores.dtype).index_select(0, targets)
-        return focal(logp.gather(1, targets[:,None])[:,0], self.gamma) + (logp.exp().square()*costs).sum(1)
+        groups = self.group_labels
+        own = logp.gather(1, targets[:,None])[:,0] if groups is None else groups.log_prob(logp, targets)
+        return focal(own, self.gamma) + (logp.exp().square()*costs).sum(1)
+
+# %% ../../nbs/14_baselines.emd.ipynb #1cc56d9b
+@patch
+def allow_groups(self:EMDLoss, h):
+    "This loss, with labels that may be any node of `h`"
+    DataLoss.allow_groups(self, h)
+    to_class = h.costs(hidden=True)[:, :len(h)]
+    self.costs = (self.reg*(to_class-self.mu)).to(self.costs)
+    return self
 
 # %% ../../nbs/14_baselines.emd.ipynb #8510c6f2
 def tree_emd(

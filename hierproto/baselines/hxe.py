@@ -26,6 +26,7 @@ def _heights(h, count):
 # %% ../../nbs/12_baselines.hxe.ipynb #c11b1908
 class HXELoss(ScoreLoss):
     "Hierarchical cross-entropy of Bertinetto et al. for the tree `h`"
+    no_groups = None
     def __init__(self,
         h, # `Hierarchy`
         alpha=.1, # decay of the weights with height; 0 is cross-entropy
@@ -33,7 +34,8 @@ class HXELoss(ScoreLoss):
         **kwargs # `gamma`, `weight`, `ignore_index`, `reduction` of `ScoreLoss`
     ):
         super().__init__(len(as_tree(h, 'hierarchical cross-entropy')), **kwargs)
-        path = torch.stack([h.ancestors(l) for l in range(h.depth+1)])
+        path = h.path_table(hidden=True)
+        path = path.where(path >= 0, torch.arange(h.n_nodes)[:,None]).T # below its level, a node stays itself
         self.sums = SubtreeSum(h)
         self.register_buffer('path', path)
         self.register_buffer('lam', (-alpha*_heights(h, count)[path[1:]]).exp())

@@ -7,6 +7,7 @@ __all__ = ['soft_labels', 'SoftLabelLoss']
 
 # %% ../../nbs/13_baselines.soft_labels.ipynb #53576c59
 import torch
+from fastcore.basics import patch
 from ..hierarchy import *
 from ..prototypes import *
 from .cross_entropy import *
@@ -23,6 +24,7 @@ def soft_labels(
 # %% ../../nbs/13_baselines.soft_labels.ipynb #7f9f008b
 class SoftLabelLoss(ScoreLoss):
     "Cross-entropy with the targets of `soft_labels`"
+    no_groups = None
     def __init__(self,
         D, # `Hierarchy`, `CostMatrix` or (K, K) costs, read as D[predicted, true]
         beta=10., # inverse temperature of the softmin
@@ -30,8 +32,20 @@ class SoftLabelLoss(ScoreLoss):
     ):
         labels = soft_labels(D, beta)
         super().__init__(len(labels), **kwargs)
+        self.beta = beta
         self.register_buffer('labels', labels)
 
     def terms(self, scores, targets):
         t = self.labels.to(scores.dtype).index_select(0, targets)
         return (t*focal(scores.log_softmax(1), self.gamma)).sum(1)
+
+# %% ../../nbs/13_baselines.soft_labels.ipynb #6a780570
+@patch
+def allow_groups(self:SoftLabelLoss, h):
+    "This loss, with labels that may be any node of `h`"
+    DataLoss.allow_groups(self, h)
+    D = h.costs(hidden=True)
+    to_class = D[:, :len(h)]
+    most = to_class[:len(h)].max().clamp(min=torch.finfo(D.dtype).tiny)
+    self.labels = (-self.beta*to_class/most).softmax(1).to(self.labels)
+    return self

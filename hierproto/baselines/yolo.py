@@ -43,6 +43,10 @@ class YOLOHead(nn.Module):
 # %% ../../nbs/15_baselines.yolo.ipynb #c0b9885a
 class LogProbLoss(ScoreLoss):
     "Cross-entropy of scores that are log-probabilities"
+    no_groups = None
     def terms(self, scores, targets):
+        groups = self.group_labels
         # `TreeSoftmax` computes class by class, and so should the gradient
-        return focal(scores.t().gather(0, targets[None])[0], self.gamma)
+        if groups is None: return focal(scores.t().gather(0, targets[None])[0], self.gamma)
+        nodes = groups.sums.logsumexp(scores)
+        return focal(nodes.t().gather(0, targets[None])[0], self.gamma)
