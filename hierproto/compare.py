@@ -236,7 +236,8 @@ def compare(
     if tune=='once' and not pool.test:
         raise ValueError("tune='once' needs an official test set: seeds would test on images that made the choice")
     _check_pool(pool)
-    h,rules = align_costs(h, pool.vocab),tuple(L(rules))
+    h = align_costs(h, pool)
+    rules = tuple(L(rules))
     names = _names(methods, h)
     _check_runs(names, rules, seeds)
     runs = [(m,s,r) for s in range(seeds) for m in names for r in rules]

@@ -49,7 +49,8 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
         bs=64,            # batch size
         wd=.01,           # weight decay
         params=None,      # further arguments of the method, such as dict(lam=2.)
-        random_state=None # seed of weights and order
+        random_state=None, # seed of weights and order
+        labels=None       # names that numbers 0, 1, ... in `y` stand for, if a meta-estimator encodes labels
     ): store_attr()
 
 # %% ../nbs/49_estimator.ipynb #28afb3ab
@@ -70,10 +71,30 @@ def _labels(self:HierarchicalClassifier, y, hierarchy):
     check_classification_targets(y)
     self.classes_,numbers = np.unique(y, return_inverse=True)
     if len(self.classes_)<2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
-    names = [str(int(o)) if isinstance(o, (float,np.floating)) and o.is_integer() else str(o) for o in self.classes_]
+    names = _class_names(self.classes_, self.labels)
     given = hierarchy,self.hierarchy,found,Hierarchy.from_paths([(o,) for o in names])
-    self.hierarchy_ = align_costs(first(o for o in given if o is not None), names, subset=True)
+    h = align_costs(first(o for o in given if o is not None), None)
+    if self.labels is None: _check_encoded(self.classes_, h)
+    self.hierarchy_ = align_costs(h, names, subset=True)
     return torch.as_tensor(numbers)
+
+# %% ../nbs/49_estimator.ipynb #d4eb0bc4
+def _class_names(classes, labels=None):
+    "Names of `classes`; numbers stand for `labels`, if these are given"
+    whole = np.issubdtype(np.asarray(classes).dtype, np.integer)
+    if labels is not None and whole: return [str(labels[int(o)]) for o in classes]
+    return [str(int(o)) if isinstance(o, (float,np.floating)) and o.is_integer() else str(o) for o in classes]
+
+def _check_encoded(classes, h):
+    "Refuse numbers that may be names of classes of `h` or their places in the sorted list of names"
+    names = sorted(getattr(h, 'leaves', []))
+    numbers = [str(i) for i in range(len(names))]
+    if not np.issubdtype(np.asarray(classes).dtype, np.integer): return
+    if names == numbers or {*names} != {*numbers}: return
+    K = len(names)
+    raise ValueError(f"the labels are numbers and the classes are called '0' to '{K-1}': pass `labels=range({K})` "
+                     "if the numbers are the names, or `labels=np.unique(y)` of the names if a meta-estimator "
+                     "numbers the classes")
 
 # %% ../nbs/49_estimator.ipynb #984a98dc
 def _validated(self, X, y):

@@ -531,20 +531,24 @@ def _class_names(o):
 # %% ../nbs/00_hierarchy.ipynb #4aafc39b
 def align_costs(
     D,            # a `Hierarchy`, `CostMatrix`, matrix of costs, or what `read_hierarchy` reads
-    vocab,        # `DataLoaders`, or names of the classes
-    subset=False, # `D` may have more classes than `vocab`
+    data,         # `DataLoaders` or names of the classes; None if `D` already has the order of the scores
+    subset=False, # `D` may have more classes than `data`
 ):
-    "`D` with its classes in the order of `vocab`, if both have names"
+    "`D` with its classes in the order of those of `data`"
     if isinstance(D, (str, Path)): D = import_module('hierproto.readers').read_hierarchy(D)
     if isinstance(D, pd.DataFrame): D = CostMatrix(D)
-    names = _class_names(vocab)
-    if names is None and isinstance(D, Costs):
-        numbers = [str(i) for i in range(len(D))] # labels of data without names
-        names = numbers if {*numbers} == {*D.leaves} else None
-    if D is None or names is None: return D
+    if D is None or data is None: return D
+    names = _class_names(data)
+    if names is None: return _by_number(D)
     if isinstance(D, Costs): return D.subset(names) if subset else D.align(names)
     if len(D) != len(names): fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')
     return CostMatrix(D, names, warn=False)
+
+def _by_number(D):
+    "`D` for data whose classes are numbers without names: they are the names if these are 0 to K-1"
+    if not isinstance(D, Costs): return D
+    numbers = [str(i) for i in range(len(D))]
+    return D.align(numbers) if {*numbers} == {*D.leaves} else D
 
 # %% ../nbs/00_hierarchy.ipynb #bc2b308b
 def named_costs(name):

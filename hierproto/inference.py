@@ -8,6 +8,7 @@ __all__ = ['argmax_rule', 'expected_cost', 'crm', 'BackOff', 'back_off', 'trade_
 
 # %% ../nbs/07_inference.ipynb #28a5e724
 import warnings
+from functools import partial
 import pandas as pd, torch
 from torch import nn
 from fastcore.basics import noop, patch
@@ -127,6 +128,7 @@ class ClassPath(list):
 # %% ../nbs/07_inference.ipynb #f4146ad4
 def get_rule(rule, h, threshold=.5):
     "The decision rule `rule` for the classes of `h`, by name (`threshold` is for 'back_off') or a function"
+    if isinstance(rule, partial): rule = _align_partial(rule, h)
     names = getattr(rule, 'leaves', None)
     if names and names != getattr(h, 'leaves', names): raise HierarchyError(
         'this rule has the classes in another order: pass the vocabulary too, as in `CRM(h, dls.vocab)`')
@@ -134,6 +136,13 @@ def get_rule(rule, h, threshold=.5):
     rules = dict(argmax=lambda: argmax_rule, crm=lambda: CRM(h), back_off=lambda: BackOff(h, threshold))
     if rule not in rules: raise HierarchyError(f'unknown rule {rule!r}; choose from {", ".join(rules)}')
     return rules[rule]()
+
+# %% ../nbs/07_inference.ipynb #0a91eb4b
+def _align_partial(rule, h):
+    "`rule`, such as `partial(back_off, h=tree)`, with its tree or costs in the order of `h`"
+    own = {k: v for k,v in rule.keywords.items() if isinstance(v, Costs)}
+    if h is None or rule.keywords.get('vocab') is not None: return rule
+    return partial(rule, **{k: align_costs(v, h.leaves) for k,v in own.items()})
 
 # %% ../nbs/07_inference.ipynb #e8387472
 def _path(h, node, q):
@@ -164,16 +173,35 @@ def predict_path(
     learn, # a Learner
     item, # what `learn.predict` takes
     h=None, # the Hierarchy, by default `learn.hierarchy`
-    rule=None # as in `class_path`; by default `learn.rule`, or 'argmax'
+    rule=None, # as in `class_path`; by default `learn.rule`, or 'argmax'
+    threshold=None # least probability of an answer: the rule is then 'back_off'
 ):
     "The path of classes, with probabilities, that `learn` predicts for `item`"
+    if threshold is not None and rule not in (None, 'back_off'):
+        raise HierarchyError("`threshold` is for the rule 'back_off': leave `rule` out")
     own = getattr(learn, 'hierarchy', None)
     h = align_costs(as_tree(h or own, 'predict_path'), learn.dls)
     if isinstance(own, Hierarchy) and (sorted(own.leaves) != sorted(h.leaves) or own.align(h.leaves) != h):
         warnings.warn(f'this tree ({h.fingerprint}) is not the one the Learner was trained with ({own.fingerprint})')
     items = item.to_frame().T.infer_objects() if hasattr(item, 'to_frame') else [item] # a row of a table, as in fastai
     with learn.no_bar(): scores = learn.get_preds(dl=learn.dls.test_dl(items, num_workers=0), act=noop)[0]
-    return class_path(scores[0], h, rule or getattr(learn, 'rule', 'argmax'), probs=False)
+    rule = rule or getattr(learn, 'rule', 'argmax') if threshold is None else BackOff(h, threshold)
+    return class_path(scores[0], h, rule, probs=False)
 
 # %% ../nbs/07_inference.ipynb #df49cbf1
 Learner.predict_path = predict_path
+
+# %% ../nbs/07_inference.ipynb #30a59fce
+@patch
+def answers(self:Learner,
+    items=None, # what `dls.test_dl` takes; the validation set by default
+    rule=None # as in `class_path`; by default `learn.rule`, or 'argmax'
+):
+    "Names of the answers to `items`: classes, or groups if the rule answers with groups"
+    h = align_costs(getattr(self, 'hierarchy', None), self.dls)
+    if not isinstance(h, Costs): raise HierarchyError('`answers` needs `learn.hierarchy`: set it to a tree or costs')
+    dl = self.dls.valid if items is None else self.dls.test_dl(items, num_workers=0)
+    with self.no_bar(): scores = self.get_preds(dl=dl, act=noop)[0]
+    rule = get_rule(rule or getattr(self, 'rule', 'argmax'), h)
+    names = [*h.leaves, *('/'.join(p) or 'anything' for p in getattr(h, 'nodes', [])[len(h):])]
+    return [names[i] for i in rule(scores).tolist()]
