@@ -1,6 +1,6 @@
 """Ways around the layers that import-linter cannot see.
 
-These are imports by string, private names across modules, and `#| exporti` to pass private names on.
+They are imports by string, private names across modules and `#| exporti` to pass private names on.
 
 Prints each violation and returns 1 if there is one: python tools/layers.py"""
 import ast, json, re, sys
