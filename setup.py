@@ -18,7 +18,7 @@ setup(
                  'Topic :: Scientific/Engineering :: Artificial Intelligence',
                  *(f'Programming Language :: Python :: 3.{v}' for v in range(int(cfg['min_python'].split('.')[1]), 13))],
     packages=find_packages(include=['hierproto', 'hierproto.*']), zip_safe=False,
-    package_data={'hierproto': ['trees/*', 'page/*'], 'hierproto.data': ['*.json']},
+    package_data={'hierproto': ['trees/*', 'page/*'], 'hierproto.paper.data': ['*.json']},
     python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(), extras_require=extras,
     entry_points={'console_scripts': cfg.get('console_scripts', '').split(),
                   'nbdev': [f"{cfg['lib_name']}={cfg['lib_name']}._modidx:d"]},

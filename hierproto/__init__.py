@@ -1,1 +1,2 @@
-__version__ = "0.2.0"
+__version__ = "0.3.0"
+from . import moved # import paths of 0.2

@@ -224,7 +224,7 @@ def learners():
     "A Learner of each method, untrained but for the means of Deep-NCM"
     from fastai.basics import set_seed
     from hierproto.backbones.convnet import convnet
-    from hierproto.data.digits import digits
+    from hierproto.digits import digits
     from hierproto.methods import METHODS, hier_learner
     dls, h = digits(bs=32, protocol=None)
     def make(method):

@@ -14,7 +14,7 @@ def learner(bs, order=None):
     from fastai.basics import SGD, Learner, set_seed
     from sklearn.datasets import load_digits
     from hierproto.callbacks import MetricGuide, ProtoRates
-    from hierproto.data.core import TensorDL, TensorDS
+    from hierproto.images import TensorDL, TensorDS
     from fastai.data.core import DataLoaders
     from hierproto.hierarchy import Hierarchy
     from hierproto.metrics import hier_metrics

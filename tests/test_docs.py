@@ -93,8 +93,8 @@ def test_anchor_is_pandocs(title, anchor): assert docs.anchor(title) == anchor
 
 def test_links_lead_into_the_site():
     url = docs.site['site-url']
-    pages = {'00_hierarchy.ipynb': ('hierarchy', ['hierarchy', 'hierarchy-1', 'hierarchy.costs', 'proof'])}
-    for old, new in [('00_hierarchy.ipynb', 'hierarchy.html'), ('00_hierarchy.ipynb#Proof', 'hierarchy.html#proof'),
+    pages = {'002_hierarchy.ipynb': ('hierarchy', ['hierarchy', 'hierarchy-1', 'hierarchy.costs', 'proof'])}
+    for old, new in [('002_hierarchy.ipynb', 'hierarchy.html'), ('002_hierarchy.ipynb#Proof', 'hierarchy.html#proof'),
                      (f'{url}/hierarchy.html#hierarchy.costs', 'hierarchy.html#hierarchy.costs'),
                      # the class, not the title of the page
                      (f'{url}/hierarchy.html#hierarchy', 'hierarchy.html#hierarchy-1'),
@@ -176,7 +176,7 @@ def test_notebook_is_below_half_a_megabyte(name): assert (root/'nbs'/name).stat(
 url = docs.site['site-url']
 signature = f'''---
 
-[source](https://github.com/hierproto/hierproto/blob/main/hierproto/recipes.py#L68){{target="_blank" \
+[source](https://github.com/hierproto/hierproto/blob/main/hierproto/paper/recipes.py#L68){{target="_blank" \
 style="float:right; font-size:smaller"}}
 
 ### cosine
@@ -203,7 +203,7 @@ def polished():
              new_markdown_cell('## Title\n\nThe *loss* falls to $0$. Then it stays.'),
              new_code_cell('plot()', outputs=[png]), new_code_cell('#| fig-alt: "My words"\nplot()', outputs=[png])]
     nb = new_notebook(cells=cells)
-    docs.polish(nb, '03_distortion.ipynb')
+    docs.polish(nb, '101_distortion.ipynb')
     return nb
 
 def test_signatures_are_plain(polished):
@@ -216,7 +216,7 @@ def test_signatures_are_plain(polished):
 def test_no_signature_is_shown_twice(code, kept):
     nb = new_notebook(cells=[new_code_cell(
         '#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]), new_code_cell(code)])
-    docs.polish(nb, '03_distortion.ipynb')
+    docs.polish(nb, '101_distortion.ipynb')
     md = nb.cells[0].outputs[0].data['text/markdown']
     assert ('def cosine' in md) == kept and '### cosine' in md and '*Distance' in md
 
@@ -224,7 +224,7 @@ def test_headings_keep_underscores():
     "Markdown shows `__call__` as a bold `call`"
     nb = new_notebook(cells=[new_code_cell('#| output: asis', outputs=[
         new_output('display_data', {'text/markdown': '---\n\n### Method.__call__\n\n*Text*'})])])
-    docs.polish(nb, '10_learner.ipynb')
+    docs.polish(nb, '404_learner.ipynb')
     md = nb.cells[0].outputs[0].data['text/markdown']
     assert r'### Method.\_\_call\_\_' in md and docs.anchor(r'Method.\_\_call\_\_') == 'method.__call__'
 
@@ -233,7 +233,7 @@ def test_private_classes_have_no_heading_if_their_code_is_shown():
         '#| output: asis', outputs=[new_output('display_data', {'text/markdown': f'---\n\n### {n}\n\n*Text*'})])
     nb = new_notebook(cells=[docs_of('_Saver.load'), new_code_cell('def load(self:_Saver): pass'),
                              docs_of('_Saver.save'), docs_of('__getattr__')])
-    docs.polish(nb, '10_learner.ipynb')
+    docs.polish(nb, '404_learner.ipynb')
     assert len(nb.cells) == 3 and '_Saver.save' in nb.cells[1].outputs[0].data['text/markdown']
 
 def test_tables_with_long_cells_become_blocks_on_a_phone():
@@ -256,7 +256,7 @@ def test_names_with_other_meanings_are_not_links(polished):
             == 'Call `train` and [`disto_loss`](distortion.html#disto_loss), not `show_batch`. More.')
 
 def test_source_is_that_of_the_page(polished):
-    "`cosine` is also the name of a schedule in `hierproto.recipes`"
+    "`cosine` is also the name of a schedule in `hierproto.paper.recipes`"
     assert re.search(r'blob/main/hierproto/distortion\.py#L\d+\)', polished.cells[1].outputs[0].data['text/markdown'])
 
 def test_figures_have_alternative_texts(polished):
@@ -281,10 +281,10 @@ test_cell = 'x = f(1)\nprint(x)\ntest_eq(x, 1)\ntest_fail(f)'
 folded = '#| code-fold: true\n#| code-summary: "Test"\n'
 
 @pytest.mark.parametrize('name,code,fold', [
-    ('03_distortion.ipynb', test_cell, folded), ('72_results.ipynb', 'table()', '#| code-fold: true\n'),
-    ('03_distortion.ipynb', 'test_eq(f(1), 1)', ''),
-    ('03_distortion.ipynb', 'def f(x):\n    assert x\n\n    return x', ''),
-    ('03_distortion.ipynb', f'#| code-fold: false\n{test_cell}', ''), ('60_ten_minutes.ipynb', test_cell, ''),
+    ('101_distortion.ipynb', test_cell, folded), ('805_results.ipynb', 'table()', '#| code-fold: true\n'),
+    ('101_distortion.ipynb', 'test_eq(f(1), 1)', ''),
+    ('101_distortion.ipynb', 'def f(x):\n    assert x\n\n    return x', ''),
+    ('101_distortion.ipynb', f'#| code-fold: false\n{test_cell}', ''), ('601_ten_minutes.ipynb', test_cell, ''),
     ('index.ipynb', test_cell, '')])
 def test_code_of_results_and_long_tests_is_folded(name, code, fold):
     c = new_code_cell(code)

@@ -17,7 +17,7 @@ import docs
 
 names = docs.notebooks()
 page_of = {n: _nbpath2html(Path(n)).name for n in names}
-results = [n for n in names if n[0] in '78']
+results = [n for n in names if n[0] in '89']
 chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 flags = ('--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
          '--disable-component-update --disable-sync')

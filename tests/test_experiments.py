@@ -12,10 +12,10 @@ TIMELESS = ['run_id', 'method', 'seed', 'er', 'ahc', 'loss', 'distortion', 'scal
 PROGRAM = '''
 import os, random, signal, sys, time
 import torch; torch.set_num_threads(1)
-from hierproto.rows import finished
-from hierproto.recipes import sweep_recipes
-from hierproto.runs import results_file
-from hierproto.experiments import run_sweep
+from hierproto.files import finished
+from hierproto.paper.recipes import sweep_recipes
+from hierproto.paper.runs import results_file
+from hierproto.paper.sweeps import run_sweep
 import hierproto.methods
 out, kills, processes, epochs = sys.argv[1], *map(int, sys.argv[2:])
 rs = sweep_recipes('digits', 'cross_entropy,gp_disto', seeds=2, tier='smoke', epochs=epochs, n_train=96, n_test=64)
@@ -65,7 +65,7 @@ def test_undisturbed(straight):
 
 def write_down(killed, rows, equal):
     "One row about this test in results/kills.csv"
-    from hierproto.rows import add_row, commit, versions
+    from hierproto.files import add_row, commit, versions
     row = dict(kills=killed, runs=4, epochs=EPOCHS, rows=len(rows.splitlines())-1, equal=equal, commit=commit(),
                versions=versions())
     row['run_id'] = hashlib.sha1(repr(sorted(row.items())).encode()).hexdigest()[:12]
@@ -90,8 +90,8 @@ def test_shared_folder(straight, tmp_path):
 
 LAUNCHED = """
 import sys, torch; torch.set_num_threads(1)
-from hierproto.recipes import resolve
-from hierproto.runs import train_run
+from hierproto.paper.recipes import resolve
+from hierproto.paper.runs import train_run
 for m in sys.argv[2].split(','): train_run(resolve('digits', m, 'smoke', epochs=2, n_train=96, n_test=63), sys.argv[1])
 torch.distributed.destroy_process_group()
 """
@@ -100,7 +100,7 @@ torch.distributed.destroy_process_group()
 def test_accelerate(tmp_path):
     "Two processes on a CPU train a model together and write one row; HIERPROTO_METHODS=all does so for every method"
     pytest.importorskip('accelerate', reason='training on several processes needs accelerate')
-    from hierproto.recipes import parse_methods
+    from hierproto.paper.recipes import parse_methods
     methods = [m for m, _ in parse_methods(os.environ.get('HIERPROTO_METHODS', 'gp_disto,cross_entropy'))]
     (tmp_path/'launched.py').write_text(LAUNCHED)
     # its own --cpu starts one process
@@ -133,7 +133,7 @@ NONSENSE = [dict(method='magic'), dict(set='epochs=-3'), dict(set='lam=nan'), di
 def test_nonsense_is_refused_before_any_work(kw, dry, program, tmp_path, monkeypatch):
     "One line that names the culprit; no row, no folder, no training, also in a dry run"
     from hierproto import experiments as E
-    from hierproto.recipes import RecipeError
+    from hierproto.paper.recipes import RecipeError
     monkeypatch.setattr(E, 'run_claimed', lambda *a, **k: pytest.fail('it starts'))
     (name, value), = kw.items()
     if program == 'sweep':
@@ -154,7 +154,7 @@ def files_with_ids():
 
 def recipe_id(r, file):
     "The id of the recipe of the row `r`, resolved today"
-    from hierproto.recipes import resolve
+    from hierproto.paper.recipes import resolve
     trees = [o/'trees'/r.hierarchy for o in (file.parent, RESULTS)]
     tree = next((str(o) for o in trees if o.is_file()), r.hierarchy)
     today = resolve(r.data, r.method, r.tier, r.seed, r.fold, r.fraction, tree, **json.loads(r.overrides))
@@ -175,7 +175,7 @@ OTHER_IDS = {'tables.csv': table_id, 'kills.csv': kills_id}
 @pytest.mark.parametrize('file', files_with_ids(), ids=lambda f: f.name)
 def test_committed_rows_keep_their_ids(file):
     "The id of each committed row, computed today, is that of the row"
-    from hierproto.rows import read_rows
+    from hierproto.files import read_rows
     df = read_rows(file)
     with file.open(newline='') as f: assert len(df) == sum(1 for _ in csv.reader(f)) - 1, 'rows that cannot be read'
     if file.name in FROZEN: assert ids_digest(df) == FROZEN[file.name]
@@ -196,7 +196,7 @@ def test_every_committed_result_has_its_id_checked():
 def test_pick_follows_the_tier(monkeypatch):
     "Rows from before a change of the tier are not picked"
     from hierproto import recipes
-    from hierproto.report import load_results, pick
+    from hierproto.paper.report import load_results, pick
     df = load_results('cifar100', 'cpu', RESULTS)
     assert len(pick(df, 'gp_disto')) >= 3
     monkeypatch.setitem(recipes.TIERS['cpu'], 'cifar100', dict(recipes.TIERS['cpu']['cifar100'], epochs=13))
@@ -206,7 +206,7 @@ def test_pick_follows_the_tier(monkeypatch):
 def test_recipes_ask_the_method(monkeypatch):
     "A registered variant has the settings of its family, whatever it is called"
     from hierproto.methods import METHODS
-    from hierproto.recipes import resolve
+    from hierproto.paper.recipes import resolve
     variant = METHODS['gp_disto'].but(scale=2.)
     if not hasattr(variant, 'guided'): variant.guided = variant.protos = True
     monkeypatch.setitem(METHODS, 'my_variant', variant)
@@ -216,7 +216,7 @@ def test_recipes_ask_the_method(monkeypatch):
 
 
 def test_mnist_trains_the_published_protocol():
-    from hierproto.recipes import resolve
+    from hierproto.paper.recipes import resolve
     r = resolve('mnist', 'gp_disto', 'paper')
     assert (r['protocol'], r['normalize'], r['args']) == ('published', True, dict(hidden=False, init='cube'))
 
@@ -227,8 +227,8 @@ def test_pretrained_tiers(data, tier, tmp_path, monkeypatch):
     "The tiers of pretrained networks, on toys and from random weights"
     pytest.importorskip('timm')
     from fastai.data.external import fastai_cfg
-    from hierproto.recipes import resolve
-    from hierproto.runs import run_data, run_learner, train_run
+    from hierproto.paper.recipes import resolve
+    from hierproto.paper.runs import run_data, run_learner, train_run
     from hierproto.testing import TOYS
     monkeypatch.setenv('HIERPROTO_DATA', str(tmp_path))
     monkeypatch.setitem(fastai_cfg().d, 'data_path', str(tmp_path/'cache'))

@@ -3,12 +3,12 @@
 import errno, http.server, io, os, pickle, re, subprocess, sys, tempfile, threading, warnings
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
-from hierproto.data.core import cached
-from hierproto.experiments import *
+from hierproto.images import cached
+from hierproto.paper.sweeps import *
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
-from hierproto.recipes import resolve
-from hierproto.rows import add_row, finished, read_rows, write_whole
-from hierproto.runs import results_file, run_file, train_run
+from hierproto.paper.recipes import resolve
+from hierproto.files import add_row, finished, read_rows, write_whole
+from hierproto.paper.runs import results_file, run_file, train_run
 
 COLUMNS = ['run_id', 'er', 'note']
 def row(i): return dict(run_id=f'{i:012x}', er=i/7, note=f'a, "{i}"')
@@ -47,7 +47,7 @@ def test_a_line_torn_in_the_middle(torn, tmp_path):
 
 FULL = '''
 import resource, signal, sys
-from hierproto.rows import add_row, finished
+from hierproto.files import add_row, finished
 path, limit = sys.argv[1], int(sys.argv[2])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 add_row(path, dict(run_id='a'*12, er=.5), ['run_id', 'er'])
@@ -155,7 +155,7 @@ def said_by_another(f):
 @pytest.mark.parametrize('where', ['a file', 'read-only', 'read-only rows'])
 def test_a_folder_that_cannot_be_written(where, monkeypatch):
     "Said before the training, not after it"
-    import hierproto.experiments as E
+    import hierproto.paper.sweeps as E
     monkeypatch.setattr(E, 'train_run', lambda *a, **k: pytest.fail('it trains'))
     with tempfile.TemporaryDirectory() as d:  # tmp_path is closed to others
         os.chmod(d, 0o755)
@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_written(where, monkeypatch):
 
 def test_a_disk_that_is_full_during_a_run(straight, tmp_path, monkeypatch):
     "The run fails, is reported, and finishes once there is room; rows that were there stay"
-    import hierproto.runs as R
+    import hierproto.paper.runs as R
     add_row(results_file(small(), tmp_path), {'run_id': 'f'*12, 'er': .5}, R.COLUMNS)
     with monkeypatch.context() as m:
         m.setattr(R, 'write_whole', no_space)
@@ -187,7 +187,7 @@ def test_a_disk_that_is_full_during_a_run(straight, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('claim', ['', '{', 'null', '[]', '{"here": 1}', '\udcff'])
 def test_a_malformed_claim_is_dead(claim, tmp_path, monkeypatch):
-    import hierproto.experiments as E
+    import hierproto.paper.sweeps as E
     monkeypatch.setattr(E, 'train_run', lambda *a, **k: None)
     f = run_file(small(), tmp_path, 'claim')
     f.parent.mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_a_malformed_claim_is_dead(claim, tmp_path, monkeypatch):
 
 def test_a_disk_without_room_for_the_log(tmp_path, monkeypatch, capsys):
     "The run fails with its reason on the error stream, not with another traceback"
-    import hierproto.experiments as E
+    import hierproto.paper.sweeps as E
     monkeypatch.setattr(E, 'train_run', lambda *a, **k: no_space())
     real = E.write_whole
     monkeypatch.setattr(E, 'write_whole',
@@ -220,12 +220,12 @@ def test_a_cache_on_a_full_disk(tmp_path, monkeypatch):
     assert torch.equal(cached(tmp_path/'x.pt', lambda: torch.ones(3)), torch.ones(3)) and not list(tmp_path.iterdir())
 
 def test_a_damaged_picture_is_named(tmp_path, monkeypatch):
-    from hierproto.data.mnist import mnist
+    from hierproto.paper.data.mnist import mnist
     from hierproto.testing import toy_data
     path = toy_data('mnist', tmp_path)
     f = sorted(path.rglob('*.png'))[7]
     f.write_bytes(f.read_bytes()[:60])
-    monkeypatch.setattr('hierproto.data.core.fastai_cfg',
+    monkeypatch.setattr('hierproto.images.fastai_cfg',
                         lambda: type('Cfg', (), dict(path=lambda self, o: tmp_path/'cache'))())
     with pytest.raises(Exception, match=f.name): mnist(source=path)
 
@@ -283,7 +283,7 @@ def test_checkpoints_and_caches_run_no_code(straight, tmp_path):
 
 def test_predictions_run_no_code(tmp_path):
     "The report reads arrays of numbers and names, never objects"
-    from hierproto.report import confusions
+    from hierproto.paper.report import confusions
     flag = tmp_path/'flag'
     (tmp_path/'digits_smoke').mkdir()
     np.savez(tmp_path/'digits_smoke'/'r.npz', vocab=np.array([Bomb(flag)], dtype=object), pred=np.array([0]),
@@ -293,7 +293,7 @@ def test_predictions_run_no_code(tmp_path):
 
 def test_names_in_a_report_are_text():
     "A class name does not end a table's cell, nor does it become HTML"
-    from hierproto.report import _markdown
+    from hierproto.paper.report import _markdown
     names = ['a|b', '<script>alert(1)</script>']
     text = _markdown(pd.DataFrame({'pair': names, 'change %': [-50., 20.]}, index=pd.Index(names, name='class')))
     lines = text.splitlines()

@@ -13,7 +13,7 @@ from fastai.vision.learner import TimmBody
 from hierproto import learner
 from hierproto.backbones.convnet import convnet
 from hierproto.callbacks import MetricGuide, ProtoRates, ProtoWatch, PrototypePlot, ScaleRecorder, SoundCheck
-from hierproto.data.digits import digits
+from hierproto.digits import digits
 from hierproto.distortion import sampled_disto_loss
 from hierproto.hierarchy import Hierarchy
 from hierproto.learner import HierInterpretation, hier_learner, proto_learner

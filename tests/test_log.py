@@ -4,15 +4,15 @@ from pathlib import Path
 import pandas as pd, pytest
 
 ASKED = dict(data='digits', method='gp_disto', tier='smoke', set='epochs=2,n_train=96,n_test=64', threads=1, quiet=True)
-PROGRAM = 'import sys; from hierproto.experiments import train; train(**eval(sys.argv[1]))'
+PROGRAM = 'import sys; from hierproto.paper.sweeps import train; train(**eval(sys.argv[1]))'
 TIMELESS = ['run_id', 'er', 'ahc', 'loss', 'distortion', 'scale']
 
 # the plug is pulled in the second epoch, and the run goes on
 BROKEN = '''
 import sys, torch; torch.set_num_threads(1)
 from fastai.callback.core import Callback
-from hierproto.recipes import resolve
-from hierproto.runs import train_run
+from hierproto.paper.recipes import resolve
+from hierproto.paper.runs import train_run
 class PullPlug(Callback):
     def after_batch(self):
         if self.training and self.train_iter==5: raise KeyError('dark')

@@ -174,7 +174,7 @@ def service():
         pytest.importorskip(o, reason="pip install 'hierproto[serve]'")
     import uvicorn
     cells = [''.join(c['source'])
-             for c in json.loads((root/'nbs'/'69_service.ipynb').read_text(encoding='utf-8'))['cells']
+             for c in json.loads((root/'nbs'/'611_service.ipynb').read_text(encoding='utf-8'))['cells']
              if c['cell_type'] == 'code']
     names = {}
     for o in cells:
@@ -207,7 +207,7 @@ def test_a_dropped_picture_gets_its_path(service, page, width):
 def test_a_gradio_demo(service, page):
     gr = pytest.importorskip('gradio', reason='pip install gradio')
     cells = [''.join(c['source'])
-             for c in json.loads((root/'nbs'/'69_service.ipynb').read_text(encoding='utf-8'))['cells']]
+             for c in json.loads((root/'nbs'/'611_service.ipynb').read_text(encoding='utf-8'))['cells']]
     code = next(re.search('```python\n(.*?)```', o, re.S)[1] for o in cells if '```python\nimport gradio' in o)
     names = dict(service[1])
     exec(code.replace('demo.launch()', ''), names)

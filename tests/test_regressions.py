@@ -6,7 +6,7 @@ from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, g
 from hierproto.all import *
 from hierproto.audit import Predictions, read_predictions, write_text
 from hierproto.compare import Comparison, Pool, compare, compare_folder
-from hierproto.data.core import hold_out, tensor_dls
+from hierproto.images import hold_out, tensor_dls
 from hierproto.baselines.hxe import HXELoss
 from hierproto.features import FeatureDS, check_classes, features, keep_classes, picture_files, picture_table
 from hierproto.fit import fit
@@ -302,7 +302,7 @@ def test_pictures_of_16_bits_are_left_out(pictures, tmp_path):
 
 
 def test_rows_with_other_columns_are_refused(tmp_path):
-    from hierproto.rows import add_row, read_rows
+    from hierproto.files import add_row, read_rows
     add_row(tmp_path/'r.csv', dict(run_id='a', er=.1), ['run_id','er'])
     with pytest.raises(ValueError, match='no column for er_crm'):
         add_row(tmp_path/'r.csv', dict(run_id='b', er=.1, er_crm=.2), ['run_id','er'])
@@ -310,7 +310,7 @@ def test_rows_with_other_columns_are_refused(tmp_path):
 
 
 def test_little_data_keeps_pretrained_features():
-    from hierproto.recipes import explain, resolve, sweep_recipes
+    from hierproto.paper.recipes import explain, resolve, sweep_recipes
     r = resolve('nyudv2', 'gp_disto', 'features', fraction=.1)
     assert r['pretrained'] and 'pretrained True                     tier features' in explain(r)
     assert len(sweep_recipes('digits', 'learnt', tier='cpu', runs=2))==2

@@ -117,8 +117,8 @@ def is_test(code):
 def fold(cell, name):
     "Fold the code, not the output, of results and of tests of more than three lines, unless `#| code-fold: false`"
     if re.search(r'^#\| *(echo|include|output|code-fold):', cell.source, re.M): return
-    long_test = name[0] in '012345' and cell.source.count('\n') > 2 and is_test(cell.source)
-    if name[0] in '78': cell.source = f'#| code-fold: true\n{cell.source}'
+    long_test = name[0] in '0123457' and cell.source.count('\n') > 2 and is_test(cell.source)
+    if name[0] in '89': cell.source = f'#| code-fold: true\n{cell.source}'
     elif long_test: cell.source = f'#| code-fold: true\n#| code-summary: "Test"\n{cell.source}'
 
 def defined(nb):

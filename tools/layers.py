@@ -13,8 +13,8 @@ package = root/'hierproto'
 BY_STRING = {
     ('hierproto.cli', 'target'): 'the table of commands',
     ('hierproto.hierarchy', "'hierproto.plots'"): 'the lazy plot_ methods',
-    ('hierproto.body', "f'hierproto.backbones.{ARCHS[arch]}'"): 'the registry of architectures',
-    ('hierproto.data.core', 'module'): 'optional packages of others',
+    ('hierproto.body', "f'hierproto.{ARCHS[arch]}'"): 'the registry of architectures',
+    ('hierproto.images', 'module'): 'optional packages of others',
 }
 IMPORTERS = 'import_module', '__import__', 'resolve_name', 'run_module'
 

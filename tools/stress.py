@@ -18,7 +18,7 @@ COLUMNS = 'suite name cases failures seconds rss_mb handles commit date'.split()
 def write(rows, path, at):
     "Write `rows`, made at the commit `at`, to the table at `path`; they replace older rows of the same suite and name"
     import pandas as pd
-    from hierproto.rows import write_whole
+    from hierproto.files import write_whole
     date = datetime.now(timezone.utc).strftime('%Y-%m-%d %H:%M')
     new = pd.DataFrame(rows).assign(commit=at, date=date).reindex(columns=COLUMNS)
     old = pd.read_csv(path, dtype=dict(commit=str)) if path.exists() else new[:0]  # 67e8114 is a commit, not a number
@@ -146,7 +146,7 @@ def handles():
 def one_training(i):
     "A small run with its own data, model, training, metrics, decision and saved weights"
     from hierproto.backbones.convnet import convnet
-    from hierproto.data.digits import digits
+    from hierproto.digits import digits
     from hierproto.inference import CRM
     from hierproto.methods import hier_learner
     method = ('gp_disto', 'cross_entropy', 'hxe', 'gp_rank', 'soft_labels', 'yolo', 'deep_ncm', 'emd')[i % 8]
@@ -189,7 +189,7 @@ def main():
     if unknown := set(o.suites) - set(SUITES):
         p.error(f"unknown suites {', '.join(sorted(unknown))}; choose from {', '.join(SUITES)}")
     warnings.simplefilter('ignore')
-    from hierproto.rows import commit
+    from hierproto.files import commit
     failures, at = 0, commit()
     for s in sorted(o.suites, key=SUITES.index):
         rows = []

@@ -10,8 +10,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from hierproto.estimator import HierarchicalClassifier
 from hierproto.hierarchy import Hierarchy
-from hierproto.data.core import take_fraction
-from hierproto.rows import add_row, commit, finished, versions
+from hierproto.images import take_fraction
+from hierproto.files import add_row, commit, finished, versions
 
 warnings.filterwarnings('ignore')
 STRENGTHS = (.01, .1, 1., 10.) # of the regularisation: four trials for each model
@@ -23,8 +23,8 @@ def digits():
 
 def pictures():
     "Frozen features of a tenth of CIFAR-100"
-    from hierproto.recipes import resolve
-    from hierproto.runs import run_data
+    from hierproto.paper.recipes import resolve
+    from hierproto.paper.runs import run_data
     dls,_ = run_data(resolve('cifar100', 'cross_entropy', 'features'))
     x,y,vocab = dls.train_ds.x,dls.train_ds.y,list(dls.vocab)
     i = take_fraction(y, .1)
