@@ -51,7 +51,10 @@ class _PixelSetEncoder(nn.Module):
 def _day_encoding(days, d=128, tau=1000.):
     "Sines and cosines of `days`, (..., d)"
     i = torch.arange(d, device=days.device)
-    return (days[...,None]/tau**(2*(i//2)/d) + math.pi/2*(i%2)).sin()
+    exact = torch.float32 if days.device.type=='mps' else torch.float64
+    period = tau**(2*(i//2).to(exact)/d)
+    angle = days[...,None].to(exact)/period + math.pi/2*(i%2)
+    return angle.sin().to(days.dtype)
 
 # %% ../../../nbs/707_paper.backbones.psetae.ipynb #0afca941
 class _TemporalAttention(nn.Module):
