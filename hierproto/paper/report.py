@@ -13,7 +13,7 @@ from html import escape
 from sklearn.metrics import confusion_matrix
 from fastcore.all import *
 from ..files import *
-from ..compare import holm, t_interval
+from ..stats import holm, t_interval
 from .recipes import *
 
 # %% ../../nbs/713_paper.report.ipynb #e3b9cd09

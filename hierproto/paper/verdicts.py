@@ -7,7 +7,7 @@ __all__ = ['changes', 'judge', 'verdict_table', 'plot_verdicts']
 
 # %% ../../nbs/714_paper.verdicts.ipynb #007e4059
 import numpy as np, pandas as pd
-from ..compare import MARGIN, holm, t_interval
+from ..stats import MARGIN, holm, t_interval
 from .report import paired
 
 # %% ../../nbs/714_paper.verdicts.ipynb #286d684f
