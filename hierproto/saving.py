@@ -30,7 +30,6 @@ from .baselines.frame import *
 from .baselines.hie import *
 from .baselines.hier_cos import *
 from .body import *
-from .body import listed
 from .files import write_whole
 
 # %% ../nbs/504_saving.ipynb #b8c3b7a1
