@@ -170,3 +170,12 @@ def test_the_key_of_features_covers_all_labels():
     b[2500] = 1
     keys = {F._record(body, dict(train=F._Split(None, y, [], [])), ['x', 'y'], 32, False)['key'] for y in (a, b)}
     assert len(keys) == 2
+
+def test_threads_write_one_file(tmp_path):
+    "Every thread has its own temporary file; the last whole one stays"
+    from concurrent.futures import ThreadPoolExecutor
+    from hierproto.files import write_whole
+    def write(k): write_whole(tmp_path/'f', lambda f: f.write(bytes([k])*100_000))
+    with ThreadPoolExecutor(8) as pool: list(pool.map(write, range(64)))
+    data = (tmp_path/'f').read_bytes()
+    assert len(data) == 100_000 and len({*data}) == 1 and [o.name for o in tmp_path.iterdir()] == ['f']
