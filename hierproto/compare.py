@@ -14,7 +14,7 @@ from joblib import Parallel, delayed
 from scipy import stats
 from fastai.basics import *
 from .hierarchy import *
-from .readers import read_hierarchy
+from .hierarchy import read_hierarchy
 from .images import hold_out
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from hierproto.cli import run_command
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
 from hierproto.fit import _dls, _folder_data, _learner
-from hierproto.readers import read_hierarchy
+from hierproto.hierarchy import read_hierarchy
 from hierproto.saving import (ModelError, PictureError, Predictor, export_onnx, load_classifier, read_picture,
                               save_classifier)
 
