@@ -10,17 +10,10 @@ from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 from hierproto.cli import run_command
-from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
+from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError, read_hierarchy
 from hierproto.fit import _dls, _folder_data, _learner
-<<<<<<< HEAD
-from hierproto.hierarchy import read_hierarchy
-from hierproto.saving import (ModelError, PictureError, Predictor, export_onnx, load_classifier, read_picture,
-                              save_classifier)
-=======
-from hierproto.readers import read_hierarchy
 from hierproto.images import ImageError, read_image
 from hierproto.saving import ModelError, Predictor, export_onnx, load_classifier, save_classifier
->>>>>>> ae854c0c38938a806695eb86b267bbd9e275f36c
 
 FAST = ['--arch', 'convnet', '--epochs', '3', '--lr', '1e-2', '--m', '16', '--quiet']
 torch.set_num_threads(1)  # as in the processes that tests start: sums in another order would differ in the last digit
