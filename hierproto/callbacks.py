@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['costs_for', 'ProtoCallback', 'MetricGuide', 'cpu_distrib', 'ProtoRates', 'ScaleRecorder', 'ProtoWatch', 'NotFinite',
-           'SoundCheck']
+           'SoundCheck', 'watchers']
 
 # %% ../nbs/103_callbacks.ipynb #d117d159
 from fastai.basics import *
@@ -309,3 +309,17 @@ def _look(self:SoundCheck, late=False):
     weights = "have made this step: load earlier ones" if late else "are those before this batch"
     raise NotFinite(f"Training stopped at batch {batch+1} of {self.n_iter} in epoch {self.epoch+1}: "
                     f"the loss is {self.loss.detach().mean().item():.3g}{cause}. The weights {weights}")
+
+# %% ../nbs/103_callbacks.ipynb #3cfa5dc6
+def watchers(
+    head, # of the model
+    learnt=False, # does the method learn prototypes?
+    proto_lr=1., # factor to the learning rate of prototypes
+    proto_wd=None # weight decay of prototypes; None for that of the weights
+):
+    "Callbacks for any training of a model with this `head`"
+    callbacks = [SoundCheck()]
+    if learnt: callbacks.append(ProtoWatch())
+    if (proto_lr, proto_wd) == (1, None): return callbacks
+    if isinstance(getattr(head, 'protos', None), nn.Parameter): return [*callbacks, ProtoRates(proto_lr, proto_wd)]
+    raise TypeError('`proto_lr` and `proto_wd` have no effect: this method does not learn prototypes')

@@ -112,7 +112,7 @@ def hier_learner(
     spec = get_method(method)
     method_args, body_args, learner_args = spec.split_kwargs(kwargs, _OF_BODY, _OF_LEARNER)
     head, loss, callbacks = spec(h, m, **method_args)
-    watchers = spec.watchers(head, proto_lr, proto_wd)
+    watching = watchers(head, spec.protos, proto_lr, proto_wd)
 
     body_args.setdefault('n_in', inputs[0].shape[1])
     if pretrained is True: pretrained = has_weights(arch)
@@ -123,10 +123,11 @@ def hier_learner(
     if 'loss_func' in learner_args: loss = _own_loss(learner_args.pop('loss_func'), method_args)
     ignored = method_args.get('ignore_index', getattr(loss, 'ignore_index', None))
     defaults = dict(metrics=hier_metrics(h, ignore_index=ignored), splitter=partial(_split, split=body.split))
-    learn = Learner(dls, model, loss, cbs=[*callbacks, *watchers, *L(cbs)], **{**defaults, **learner_args})
+    learn = Learner(dls, model, loss, cbs=[*callbacks, *watching, *L(cbs)], **{**defaults, **learner_args})
     learn.hierarchy = h
     learn.method = method if isinstance(method, str) else None
-    use_rule(learn, spec.decide(h))
+    learn.rule = argmax_rule
+    if spec.rule: use_rule(learn, spec.rule(h))
     if body.trained: learn.freeze()
     return learn
 

@@ -75,7 +75,7 @@ def __call__(self:Method, h, m, **overrides):
         raise TypeError(f"unknown argument {k!r}; this method takes {', '.join(known)}")
     if self.tree: as_tree(h, f'The method {self.source.split(":")[0]}')
     head, loss, callbacks = self.make(h, m, **{**self.params, **overrides})
-    if 'lam' in overrides and not any(isinstance(o, MetricGuide) for o in callbacks):
+    if 'lam' in overrides and MetricGuide not in map(type, callbacks):
         raise TypeError('`lam` has no effect: this method has no guide')
     return head, loss, callbacks
 
@@ -91,34 +91,19 @@ def split_kwargs(self:Method,
     parts = [{k: rest.pop(k) for k in [*rest] if k in names} for names in others]
     return {**mine, **rest}, *parts
 
-# %% ../nbs/311_methods.ipynb #e85f44d9
-@patch
-def watchers(self:Method,
-    head, # of the model
-    proto_lr=1., # factor to the learning rate of prototypes
-    proto_wd=None # weight decay of prototypes; None for that of the weights
-):
-    "Callbacks for any training with this method"
-    res = [SoundCheck()]
-    if self.protos: res.append(ProtoWatch())
-    if (proto_lr, proto_wd) == (1, None): return res
-    if not isinstance(getattr(head, 'protos', None), nn.Parameter):
-        raise TypeError('`proto_lr` and `proto_wd` have no effect: this method does not learn prototypes')
-    return [*res, ProtoRates(proto_lr, proto_wd)]
-
 # %% ../nbs/311_methods.ipynb #eb661c1b
 def _protos(h, m, guide=None, lam=1., scale=None, hidden=None, distance='euclidean', init='normal', fixed=False,
             ties=None, **kwargs):
     "Prototype head, data loss, and the guide if there is one"
-    if hidden is None: hidden = guide is not None and isinstance(h, Hierarchy)
+    guide_args = {k: v for k,v in dict(scale=scale, ties=ties).items() if v is not None}
+    if guide is None and guide_args:
+        raise TypeError(f"{' and '.join(guide_args)} would have no effect: this method has no guide")
     if hidden: as_tree(h, 'A head with hidden prototypes')
+    if hidden is None: hidden = guide is not None and isinstance(h, Hierarchy)
     if fixed: init = embed_metric(h, m)
     head = PrototypeHead(m, h, distance=distance, init=init, learn=not fixed, hidden=hidden)
     loss = DataLoss(**kwargs)
-    guide_args = {k: v for k,v in dict(scale=scale, ties=ties).items() if v is not None}
-    if guide is not None: return head, loss, [MetricGuide(h, guide, lam, **guide_args)]
-    if guide_args: raise TypeError(f"{' and '.join(guide_args)} would have no effect: this method has no guide")
-    return head, loss, []
+    return head, loss, [] if guide is None else [MetricGuide(h, guide, lam, **guide_args)]
 
 # %% ../nbs/311_methods.ipynb #aa9da36c
 def _linear(h, m, loss): return LinearHead(m, len(h)), loss, []

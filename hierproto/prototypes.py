@@ -62,10 +62,13 @@ class PrototypeHead(nn.Module):
         hidden=True # one prototype per node of a tree, or only one per class?
     ):
         super().__init__()
-        n = h.n_nodes if hidden and isinstance(h, Hierarchy) else _n_classes(h)
-        self.m, self.n_classes, self.distance = m, ifnone(n_classes, _n_classes(h)), get_distance(distance)
+        n = _n_classes(h)
+        self.m = m
+        self.n_classes = ifnone(n_classes, n)
+        if hidden and isinstance(h, Hierarchy): n = h.n_nodes
         if self.n_classes > n:
             raise ValueError(f"n_classes must be at most the number of prototypes {n}, got {n_classes}")
+        self.distance = get_distance(distance)
         protos = start_protos(n, m, init)
         if learn: self.protos = nn.Parameter(protos)
         else: self.register_buffer('protos', protos)

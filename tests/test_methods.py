@@ -4,10 +4,15 @@ import pytest, torch
 from torch import nn
 from fastcore.basics import first
 from fastai.basics import set_seed
+from fastai.basics import DataLoader, DataLoaders, noop
 from hierproto.callbacks import MetricGuide
 from hierproto.distortion import RunningScale, sampled_disto_loss
 from hierproto.hierarchy import Hierarchy
+from hierproto.images import tensor_dls
+from hierproto.interpret import HierInterpretation
+from hierproto.learner import hier_learner
 from hierproto.methods import METHODS
+from hierproto.metrics import average_cost
 
 pets = Hierarchy.from_nested(dict(animal=['cat', 'dog'], plant=['oak', 'fir']))
 
@@ -77,3 +82,49 @@ def test_deep_ncm_as_published():
         head.update(z[:1], torch.zeros(1))
         head.update(z[1:], torch.zeros(2))
         assert head.protos[0].tolist() == [want]*4
+
+
+# --- the order of classes is settled once ---
+def digits_in_text_order(K=12):
+    "Classes called 0 to 11 in a random order of the tree; fastai sorts folders as text: 0, 1, 10, 11, 2, ..."
+    order = torch.randperm(K, generator=torch.Generator().manual_seed(3)).tolist()
+    return Hierarchy.from_paths([(f'group{k % 4}', str(k)) for k in order]), sorted(map(str, range(K)))
+
+
+@pytest.mark.parametrize('named', [True, False])
+def test_guide_metrics_rule_and_interpretation_use_one_tree(named, monkeypatch):
+    "A learner arranges the tree once; everything that follows gets that object"
+    h, vocab = digits_in_text_order()
+    x, y = torch.randn(48, 4), torch.arange(48) % 12
+    dls = tensor_dls((x, y), (x, y), vocab, bs=16, device='cpu')
+    if not named:
+        for o in (dls, dls.train_ds, dls.valid_ds): o.__dict__.pop('vocab', None)
+        dls = DataLoaders(*[DataLoader(list(zip(x, y)), bs=16) for _ in range(2)])
+        vocab = list(map(str, range(12)))
+    arranged, take = [], Hierarchy._take
+    monkeypatch.setattr(Hierarchy, '_take', lambda self, idx: arranged.append(idx) or take(self, idx))
+    learn = hier_learner(dls, nn.Linear(4, 4), h, 'gp_disto_crm', m=4, pool=False, project=False)
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(1)
+        interp = HierInterpretation.from_learner(learn)
+        learn.answers()
+    assert len(arranged) == 1
+    want = h.align(vocab)
+    assert learn.hierarchy == want and learn.hierarchy.leaves == vocab
+    assert torch.equal(learn.metric_guide.costs, want.costs(hidden=True))
+    assert torch.equal(learn.rule.D, want.costs()) and torch.equal(interp.costs, want.costs())
+    scores, targets = learn.get_preds(act=noop)
+    cost = average_cost(learn.rule(scores), targets, want).item()
+    assert learn.validate()[2] == pytest.approx(cost)
+    *_, decoded = learn.get_preds(with_decoded=True)
+    assert torch.equal(decoded, learn.rule(scores))
+
+
+def test_the_rule_of_a_learner_lives_in_one_place():
+    "fastai's predictions asked a copy of the rule in the loss: another `learn.rule` changed metrics, not predictions"
+    x, y = torch.randn(48, 4), torch.arange(48) % 4
+    dls = tensor_dls((x, y), (x, y), pets.leaves, bs=16, device='cpu')
+    learn = hier_learner(dls, nn.Linear(4, 4), pets, 'cross_entropy_crm', m=4, pool=False, project=False)
+    learn.rule = lambda scores: scores.argmin(1)
+    with learn.no_bar(): scores, _, decoded = learn.get_preds(with_decoded=True)
+    assert torch.equal(decoded, scores.argmin(1))
