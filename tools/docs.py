@@ -332,6 +332,7 @@ def names_for_search():
 def add_names_to_search(out):
     "Let the search of the Quarto site in `out` find definitions: Quarto itself lists second-level headings only"
     file = out/'search.json'
+    if not file.exists(): return
     index = json.loads(file.read_text(encoding='utf-8'))
     index += [dict(objectID=link, href=link, title=name, section=name, text=text)
               for name, link, text in names_for_search() if (out/link.partition('#')[0]).exists()]
