@@ -102,12 +102,12 @@ def test_a_sampled_guide_builds_no_matrix(guide, K):
     assert learn.metric_guide.log.notna().all().all() and hasattr(learn, 'proto_watch')
 
 
-def test_watch_looks_at_few_prototypes():
+def test_watch_distancess_at_few_prototypes():
     "100,000 prototypes would have 40 GB of distances"
     learn = plain()
     watch = ProtoWatch()
     watch.found = PrototypeHead(4, 100_000)
-    assert all(map(torch.isfinite, map(torch.tensor, watch._look())))
+    assert all(map(torch.isfinite, map(torch.tensor, watch._distances())))
 
 
 def test_a_head_with_scores_for_all_nodes_is_refused():
