@@ -510,6 +510,37 @@ def align(self:Costs, vocab):
     "The same with the classes in the order of `vocab`, matched by name"
     return self._take(self._positions(vocab, every=True))
 
+# %% ../nbs/002_hierarchy.ipynb #ffdbe469
+@patch
+def node_names(self:Costs):
+    "Names of all nodes, by number: classes, then groups by path"
+    known = self.class_index()
+    groups = ['/'.join(p) for p in getattr(self, 'nodes', [])[len(self):]]
+    return [*self.leaves, *(g + '/' if not g or g in known else g for g in groups)]
+
+# %% ../nbs/002_hierarchy.ipynb #e3996c0c
+@patch
+def node_index(self:Costs):
+    "Number of each class and group by name, if only one has it, and by path joined with `/`"
+    groups = {p: i for i, p in enumerate(getattr(self, 'nodes', [])) if i >= len(self)}
+    count = Counter(p[-1:] for p in groups)
+    names = {p[-1]: i for p, i in groups.items() if p and count[p[-1:]] == 1}
+    paths = {'/'.join(p) + end: i for p, i in groups.items() for end in ('', '/') if p or end}
+    return {**names, **paths, **self.class_index()}
+
+# %% ../nbs/002_hierarchy.ipynb #e7a621ca
+@patch
+def find_node(self:Costs,
+    name # of a class or group, or its path
+):
+    "Number of the class or group called `name`"
+    index, name = self.node_index(), tidy_name(str(name))
+    if name in index: return index[name]
+    same = [n for n in self.node_names() if n.rstrip('/').endswith('/' + name) or n == name]
+    if same: fail(f'{name!r} is the name of {len(same)} nodes: use a path, {quoted(same)}')
+    near = difflib.get_close_matches(name, self.node_names(), 3)
+    fail(f'no class or group is called {name!r}' + (f'; did you mean {quoted(near)}?' if near else ''))
+
 # %% ../nbs/002_hierarchy.ipynb #b08a6221
 def as_costs(D, hidden=False):
     "`D`, a Hierarchy, CostMatrix or matrix, as a checked tensor of costs, over all nodes if `hidden`"

@@ -331,7 +331,7 @@ def test_a_comparison_with_few_images_per_class():
 
 
 def test_no_cost_is_no_evidence():
-    from hierproto.compare import t_interval
+    from hierproto.stats import t_interval
     assert t_interval([np.inf, np.inf, np.inf])[3]==1
 
 

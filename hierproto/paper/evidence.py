@@ -200,4 +200,5 @@ def main():
                   preds=s in ('finetune_tenth','finetune','maps'))
 
 # %% ../../nbs/716_paper.evidence.ipynb #2e74c038
+#| eval: false
 if __name__=='__main__': main()
