@@ -114,19 +114,19 @@ TIERS = dict(
     finetune_study=['cifar100'],
     figure1=['mnist','digits'])
 
-# %% ../nbs/510_cli.ipynb #7f4593d7
+# %% ../nbs/510_cli.ipynb #7b601272
 def _one_line(e, f):
     "The first problem in the `ValidationError` `e` of the arguments of `f`"
     problem = e.errors()[0]
     name = str(problem['loc'][0])
-    argument = signature(f).parameters.get(name)
-    option = name if argument and argument.default is argument.empty else f'--{name}'
+    argument = signature(f).parameters[name]
+    option = name if argument.default is argument.empty else f'--{name}'
     if problem['type']=='value_error': return f"{option} {problem['ctx']['error']}"
     text = problem['msg'].replace('Input should', 'must').partition(',')[0]
     text = text.replace('be a valid integer', 'be an integer').replace('be a valid', 'be a')
     return f"{option} {text[0].lower()}{text[1:]}, got {problem['input']!r}"
 
-# %% ../nbs/510_cli.ipynb #1825a8c6
+# %% ../nbs/510_cli.ipynb #c7b53021
 def _load(target):
     "The function `target`; importing it prints no warnings"
     with warnings.catch_warnings():
@@ -139,14 +139,15 @@ def command(
     "The function `f` as a command: it checks its arguments and calls the function in `COMMANDS`"
     @validate_call
     @wraps(f)
-    def checked(*args, **kwargs):
-        f(*args, **kwargs)
-        options = signature(f).bind(*args, **kwargs)
+    def checked(**kwargs):
+        f(**kwargs)
+        options = signature(f).bind(**kwargs)
         options.apply_defaults()
         return options.arguments
     @wraps(f)
     def run(*args, **kwargs):
-        try: options = checked(*args, **kwargs)
+        given = signature(f).bind(*args, **kwargs).arguments
+        try: options = checked(**given)
         except ValidationError as e: raise OptionError(_one_line(e, f)) from None
         return _load(COMMANDS[f.__name__])(**options)
     return run
