@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['write_whole', 'add_row', 'finished', 'read_rows', 'commit', 'versions', 'provenance', 'plain']
 
-# %% ../nbs/001_files.ipynb #5ba0c453
-import contextlib, csv, errno, io, os, platform, re, subprocess, warnings
+# %% ../nbs/001_files.ipynb #b9dc079b
+import contextlib, csv, errno, io, os, platform, re, subprocess, threading, warnings
 import hierproto
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +19,7 @@ def write_whole(
     "Replace the file at `path` in one step by what `write` writes"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f'{path.name}.{platform.node()}.{os.getpid()}.part')
+    part = path.with_name(f'{path.name}.{platform.node()}.{os.getpid()}.{threading.get_ident()}.part')
     try:
         with open(part, 'wb') as f:
             write(f)
@@ -129,8 +129,9 @@ def provenance(
     return (f"{len(df)} run{s}, {time}, on {', '.join(df.device.unique())}, "
             f"commit{'s'*(len(commits)>1)} {', '.join(commits)}.")
 
-# %% ../nbs/001_files.ipynb #30e818d8
-_unsafe = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
+# %% ../nbs/001_files.ipynb #673eaed0
+_unsafe = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e'
+                     '\u2066-\u2069\ud800-\udfff]')
 
 def plain(
     text # anything
