@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torchvision.transforms import v2
 from .hierarchy import *
-from .readers import read_hierarchy
+from .hierarchy import read_hierarchy
 from .distortion import *
 from .prototypes import *
 from .inference import *

@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 from hierproto.cli import run_command
-from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
+from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError, read_hierarchy
 from hierproto.fit import _dls, _folder_data, _learner
-from hierproto.readers import read_hierarchy
 from hierproto.images import ImageError, read_image
 from hierproto.saving import ModelError, Predictor, export_onnx, load_classifier, save_classifier
 
