@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CheckpointError', 'random_states', 'restore_random_states', 'Checkpoint', 'gather_processes']
 
-# %% ../nbs/410_checkpoint.ipynb #385169a8
-import io, random, time
+# %% ../nbs/410_checkpoint.ipynb #66bcc76f
+import random, time
 from fastai.basics import *
 from .files import write_whole
 
@@ -68,7 +68,7 @@ def gather_processes(
     if num_distrib()>1: torch.distributed.all_gather_object(everyone, o)
     return everyone
 
-# %% ../nbs/410_checkpoint.ipynb #3608c25a
+# %% ../nbs/410_checkpoint.ipynb #d9163513
 def _opt_state(opt):
     "The state of `opt`; without numbers of numpy and lists of fastcore, which only pickle reads"
     state = opt.state_dict()
@@ -90,9 +90,7 @@ def save(self:Checkpoint):
                  smooth=[float(ifnone(o, 0.)) for o in (smooth.count, smooth.val)],
                  model=self.bare.state_dict(), opt=_opt_state(self.opt),
                  scaler=scaler and scaler.state_dict())
-    data = io.BytesIO()
-    torch.save(whole, data)
-    write_whole(self.path, lambda f: f.write(data.getbuffer()))
+    write_whole(self.path, lambda f: torch.save(whole, f))
 
 # %% ../nbs/410_checkpoint.ipynb #c09a4206
 @patch
