@@ -7,13 +7,13 @@ __all__ = ['costs_for', 'MetricGuide', 'cpu_distrib', 'ProtoRates', 'ScaleRecord
            'PrototypePlot']
 
 # %% ../nbs/103_callbacks.ipynb #d117d159
+from importlib import import_module
 from fastai.basics import *
 from fastai.callback.fp16 import MixedPrecision
 from .hierarchy import *
 from .distortion import *
 from .prototypes import *
 from .prototypes import check_labels
-from .plots import plot_embedding
 
 # %% ../nbs/103_callbacks.ipynb #f98c095b
 def costs_for(
@@ -351,6 +351,7 @@ def plot(self:PrototypePlot,
 ):
     "Plot the embedding after each of `epochs`"
     if epochs is None: epochs = np.unique(np.linspace(0, len(self.snaps)-1, 4).astype(int)).tolist()
+    plot_embedding = import_module('hierproto.plots').plot_embedding # a room further up, needed for drawing only
     fig,axs = plt.subplots(1, len(epochs), figsize=(3.5*len(epochs),3.5), squeeze=False)
     for ax,(e,z,y,head) in zip(axs[0], L(self.snaps)[epochs]):
         plot_embedding(z, y, head, self.names, self.h, ax, **kwargs).set_title(f'epoch {e+1}')
