@@ -17,9 +17,9 @@ from .hierarchy import read_hierarchy
 from .images import hold_out
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report
-from .learner import add_norm, use_rule
+from .learner import add_norm, hier_learner, use_rule
 from .stats import MARGIN, holm, t_interval
-from .methods import METHODS, get_method, hier_learner
+from .methods import METHODS, get_method
 from .files import add_row, commit, finished, read_rows, versions
 from .features import features, put_back, train_head
 from .images import check_classes, digest, image_table

@@ -13,6 +13,7 @@ from .hierarchy import *
 from .hierarchy import read_hierarchy
 from .body import ARCHS, preprocessing
 from .methods import *
+from .learner import *
 from .files import write_whole
 from .saving import *
 from .audit import *

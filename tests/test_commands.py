@@ -224,7 +224,8 @@ def learners():
     from fastai.basics import set_seed
     from hierproto.backbones.convnet import convnet
     from hierproto.digits import digits
-    from hierproto.methods import METHODS, hier_learner
+    from hierproto.learner import hier_learner
+    from hierproto.methods import METHODS
     dls, h = digits(bs=32, protocol=None)
     def make(method):
         set_seed(0)

@@ -13,7 +13,6 @@ package = root/'hierproto'
 BY_STRING = {
     ('hierproto.cli', 'target'): 'the table of commands',
     ('hierproto.hierarchy', "'hierproto.plots'"): 'the lazy plot_ methods',
-    ('hierproto.callbacks', "'hierproto.plots'"): 'the lazy plot of embeddings',
     ('hierproto.body', "f'hierproto.{ARCHS[arch]}'"): 'the registry of architectures',
     ('hierproto.images', 'module'): 'optional packages of others',
 }
