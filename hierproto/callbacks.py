@@ -271,7 +271,10 @@ def after_pred(self:SoundCheck):
     p,y = self.pred,first(self.yb)
     if not (isinstance(p, Tensor) and isinstance(y, Tensor)) or y.is_floating_point(): return
     one_label = p.ndim==y.ndim+1 or y.shape[1:]==(1,) # tables have targets (B, 1)
-    if one_label and (self.fresh or y.is_cpu): check_labels(y, p.shape[1], self.ignore)
+    if not one_label or not (self.fresh or y.is_cpu): return
+    groups = getattr(self.learn.loss_func, 'group_labels', None)
+    if groups is None: check_labels(y, p.shape[1], self.ignore)
+    else: check_labels(y, len(groups.weight), self.ignore, 'nodes')
 
 # %% ../nbs/103_callbacks.ipynb #3c0684a2
 @patch
