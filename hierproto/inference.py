@@ -56,6 +56,7 @@ def subtree_probs(scores, h, vocab=None, probs=None):
 # %% ../nbs/203_inference.ipynb #9994163b
 class Rule(nn.Module):
     "A decision rule as a module: from scores or probabilities to numbers of nodes, by way of `answers`"
+    groups = False # may it answer with groups?
     def __init__(self,
         leaves=None, # names of the classes, in the order of the scores
         probs=None # is the input probabilities? None looks at the values, see `as_probs`
@@ -67,9 +68,10 @@ class Rule(nn.Module):
         "Numbers of nodes for `scores` (B, K[, H, W]); `probs` instead of that of the rule"
         return self.answers(as_probs(scores, self.probs if probs is None else probs))
 
-# %% ../nbs/203_inference.ipynb #68325aa3
+# %% ../nbs/203_inference.ipynb #a18131b7
 class BackOff(Rule):
     "The number of the smallest node of `h` with probability `threshold`: a class (below K), or a group"
+    groups = True
     def __init__(self,
         h, # the Hierarchy of the K classes
         threshold=.5, # least probability of an answer
@@ -82,7 +84,7 @@ class BackOff(Rule):
         self.sums = SubtreeSum(h)
         self.register_buffer('size', h.sizes(), persistent=False)
 
-# %% ../nbs/203_inference.ipynb #e09ac65d
+# %% ../nbs/203_inference.ipynb #54d342ca
 @patch
 def answers(self:BackOff,
     p # probabilities (B, K[, H, W])
@@ -101,7 +103,7 @@ def back_off(scores, h, threshold=.5, vocab=None, probs=None):
     "The smallest node of `h` with probability `threshold` or more; `scores`, `vocab` and `probs` as in `expected_cost`"
     return BackOff(h, threshold, vocab).to(scores.device)(scores, probs)
 
-# %% ../nbs/203_inference.ipynb #91a6cae2
+# %% ../nbs/203_inference.ipynb #cd3ec106
 def node_crm(
     scores, # (B, K[, H, W]) scores or probabilities
     h, # the Hierarchy of the K classes

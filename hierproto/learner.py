@@ -41,7 +41,7 @@ class Method:
 
     def decide(self, h):
         "Its decision rule for the costs `h`"
-        return argmax_rule if self.rule is None else self.rule(h)
+        return argmax_rule if self.rule is None else get_rule(self.rule(h), h)
 
 # %% ../nbs/404_learner.ipynb #2f2ccde0
 _loss_args = dict(gamma=0., weight=None, ignore_index=-100)
@@ -150,11 +150,12 @@ def _decode(rule, preds):
 # %% ../nbs/404_learner.ipynb #3ec87fef
 def use_rule(
     learn, # a `Learner`
-    rule   # scores, to which constants may be added, to numbers of classes: `CRM`, or `argmax_rule`
+    rule   # scores, to which constants may be added, to numbers of nodes, or a name: 'argmax', 'crm', 'back_off'
 ):
     "Let `learn` decide by `rule` in metrics, predictions and interpretation"
-    if isinstance(rule, BackOff): raise ValueError('`BackOff` answers with groups: use `predict_path(rule=...)`')
-    learn.rule,loss = get_rule(rule, getattr(learn, 'hierarchy', None)),learn.loss_func
+    rule = learn.rule = get_rule(rule, getattr(learn, 'hierarchy', None))
+    if getattr(rule, 'groups', False): rule = argmax_rule # fastai's `predict` names a class
+    loss = learn.loss_func
     if not hasattr(loss, 'decodes') or (rule is argmax_rule and 'decodes' not in vars(loss)): return
     loss = learn.loss_func = copy(loss) # other learners may use it too
     if rule is argmax_rule: del loss.decodes # back to the usual one
