@@ -54,8 +54,8 @@ def _frame(rgb, depth, label, size):
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #c2dc884f
 def _read_frame(f, size):
-    depth,label = [picture_tensor(f.parent.parent/o/f'{f.stem}.png', 1) for o in ('depth','label40')]
-    return _frame(picture_tensor(f), depth, label-1, size)
+    depth,label = [image_tensor(f.parent.parent/o/f'{f.stem}.png', 1) for o in ('depth','label40')]
+    return _frame(image_tensor(f), depth, label-1, size)
 
 def _read_frames(path, size=None):
     "Frames in a folder: numbers, colour and depth as bytes (N, 4, H, W), classes as bytes (N, H, W)"
