@@ -8,6 +8,7 @@ __all__ = ['fit_temperature', 'Climb', 'images_needed', 'conformal_quantile', 'c
 
 # %% ../nbs/204_calibration.ipynb #61f7edff
 import math, warnings
+from itertools import accumulate
 import pandas as pd, torch
 from scipy.optimize import minimize_scalar
 from scipy.stats import beta
@@ -81,8 +82,8 @@ def climb(self:Climb,
     "The way up from the most probable class, (B, depth+1) nodes, and the probability of each"
     p = (p.double().log()/self.temperature).softmax(1)
     way = self.ways[p.argmax(1)]
-    P = self.sums(p).gather(1, way)
-    return way, P.cummax(1).values
+    P = self.sums(p).gather(1, way).unbind(1)
+    return way, torch.stack([*accumulate(P, torch.maximum)], 1) # ONNX has no `cummax`
 
 # %% ../nbs/204_calibration.ipynb #ec8c42e7
 def needed(rule, h, p, targets):
@@ -239,7 +240,7 @@ def risk_curve(
 
 # %% ../nbs/204_calibration.ipynb #6a40678a
 def risk_area(scores, targets, h, probs=None):
-    "Area under the error of `risk_curve` over specificity: 0 if every answer is a right class; lower is better"
+    "Area under the error of `risk_curve` (of `scores`, `targets`, `h`, `probs`) over specificity: 0 is perfect"
     accuracy, spec = risk_curve(scores, targets, h, probs)
     return torch.trapezoid(1-accuracy, -spec).item()
 
