@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Pool', 'all_methods', 'compare', 'Comparison', 'HeadLearner', 'compare_folder']
 
-# %% ../nbs/508_compare.ipynb #68896426
+# %% ../nbs/508_compare.ipynb #3e1f820b
 import hierproto, html, string
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +16,7 @@ from .hierarchy import *
 from .hierarchy import read_hierarchy
 from .images import hold_out
 from .inference import CRM, argmax_rule, expected_cost
-from .metrics import calibration_error, hier_report
+from .metrics import calibration_error, hier_report, level_metric_names
 from .learner import add_norm, hier_learner, use_rule
 from .stats import MARGIN, holm, t_interval
 from .methods import METHODS, get_method
@@ -25,8 +25,7 @@ from .features import features, put_back, train_head
 from .images import check_classes, digest, image_table
 from .saving import ModelError, make_body
 from .audit import write_text
-from .fit import check_ranges
-from .cli import plain
+from .files import plain
 
 # %% ../nbs/508_compare.ipynb #d86ca90c
 def _views(x): return x[:,None] if x.ndim==2 else x
@@ -87,7 +86,7 @@ _RULES = dict(argmax=lambda scores, D: scores, crm=lambda scores, D: -expected_c
 def _measure(scores, y, h, rule='argmax'):
     "Metrics of `scores` (N, K) for the classes `y` under the decision `rule`"
     res = hier_report(_RULES[rule](scores, h), y, h)
-    levels = [v for k,v in res.items() if k.endswith('_accuracy')]
+    levels = [res[k] for k in level_metric_names(h)]
     return dict(er=res['error_rate'], ahc=res['average_cost'], severity=res['mistake_severity'],
                 top5_cost=next(v for k,v in res.items() if k.startswith('hier_dist')), levels=json.dumps(levels),
                 nll=F.cross_entropy(scores, y).item(), ece=calibration_error(scores, y).item())
@@ -416,15 +415,13 @@ def save_page(self:Comparison,
     texts = {k: html.escape(v) for k,v in texts.items()}
     write_text(path, string.Template(page).substitute(texts, **tables, picture=self._svg()))
 
-# %% ../nbs/508_compare.ipynb #80d9d501
-_RANGES = dict(size=(16,2048,0), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16,0), jobs=(1,1024,0))
-
+# %% ../nbs/508_compare.ipynb #b5e3f378
 def _folder_pool(images, arch, official, **kwargs):
     "Features of the pictures in the folder `images`"
     try: return Pool.from_dls(features(images, arch, **kwargs), official)
     except ValueError as e: raise ModelError(f'{e} (--arch {arch})') from None
 
-# %% ../nbs/508_compare.ipynb #9240cd72
+# %% ../nbs/508_compare.ipynb #8efa1016
 def compare_folder(
     images:str, # folder with a folder of pictures per class, perhaps inside others or in train/ and test/
     classes:str, # CSV or JSON file of the classes, or the name of a tree
@@ -441,7 +438,6 @@ def compare_folder(
     jobs:int=0 # processes; 0 for one per core
 ):
     "Compare methods on a folder of images: every method on features of a pretrained network, with intervals"
-    check_ranges(locals(), _RANGES)
     make_body(arch) # an unknown architecture is an error before any work
     h = read_hierarchy(classes)
     names = _names(methods, h)

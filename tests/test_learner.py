@@ -102,7 +102,7 @@ def test_a_sampled_guide_builds_no_matrix(guide, K):
     assert learn.metric_guide.log.notna().all().all() and hasattr(learn, 'proto_watch')
 
 
-def test_watch_distancess_at_few_prototypes():
+def test_watch_looks_at_few_prototypes():
     "100,000 prototypes would have 40 GB of distances"
     learn = plain()
     watch = ProtoWatch()
