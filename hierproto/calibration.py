@@ -9,6 +9,7 @@ __all__ = ['fit_temperature', 'Climb', 'images_needed', 'conformal_quantile', 'c
 # %% ../nbs/204_calibration.ipynb #61f7edff
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 import numpy as np, torch
 from scipy.optimize import minimize_scalar
 from scipy.stats import beta
@@ -78,7 +79,7 @@ def climb(self:Climb, scores, probs=None):
     p = (p.log()/self.temperature).softmax(1)
     chain = self.ways[p.argmax(1)]
     P = self.sums(p).gather(1, chain)
-    return chain, P.cummax(1).values
+    return chain, torch.stack(list(accumulate(P.unbind(1), torch.maximum)), 1) # ONNX has no `cummax`
 
 # %% ../nbs/204_calibration.ipynb #ec8c42e7
 def needed(rule, h, scores, targets, probs=None):
