@@ -15,7 +15,7 @@ from string import Template
 from .cli import plain
 from .hierarchy import *
 from .hierarchy import fail, quoted, tidy_name
-from .readers import read_hierarchy
+from .hierarchy import read_hierarchy
 from .files import write_whole
 from .metrics import *
 from .inference import *

@@ -13,7 +13,7 @@ from typing import Literal
 from joblib import Parallel, delayed
 from fastai.basics import *
 from .hierarchy import *
-from .readers import read_hierarchy
+from .hierarchy import read_hierarchy
 from .images import hold_out
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report

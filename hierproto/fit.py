@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Literal
 from fastai.vision.all import *
 from .hierarchy import *
-from .readers import read_hierarchy
+from .hierarchy import read_hierarchy
 from .body import ARCHS, preprocessing
 from .methods import *
 from .files import write_whole

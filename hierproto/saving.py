@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torchvision.transforms import v2
 from .hierarchy import *
 from .hierarchy import quoted
-from .readers import read_hierarchy
+from .hierarchy import read_hierarchy
 from .distortion import *
 from .prototypes import *
 from .inference import *

@@ -411,7 +411,7 @@ def test_metrics_that_need_scores():
 
 
 def test_a_folder_with_the_name_of_a_tree(tmp_path, monkeypatch):
-    from hierproto.readers import read_hierarchy
+    from hierproto.hierarchy import read_hierarchy
     (tmp_path/'cifar100').mkdir()
     monkeypatch.chdir(tmp_path)
     assert len(read_hierarchy('cifar100'))==100

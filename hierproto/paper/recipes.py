@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Literal, get_args, get_origin
 from fastai.learner import Learner
 from ..hierarchy import HierarchyError, as_tree
-from ..readers import read_hierarchy
+from ..hierarchy import read_hierarchy
 from ..body import ARCHS, embedder
 from ..methods import METHODS
 
