@@ -171,7 +171,7 @@ def _resized(img, size, im):
     method = im.get('resize', 'squish')
     if method == 'squish': return img.resize(size[::-1], mode)
     img = (PILImageBW if im['channels'] == 1 else PILImage)(img)
-    try: return Resize(size, method, im['pad'], resamples=(mode,Image.NEAREST))(img, split_idx=1)
+    try: return Resize(size, method, im.get('pad', 'reflection'), resamples=(mode,Image.NEAREST))(img, split_idx=1)
     except ValueError as e: raise ImageError(f'{img.width}x{img.height} pixels are too few to {method}: {e}') from None
 
 # %% ../nbs/504_saving.ipynb #3dadb61d
