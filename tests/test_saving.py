@@ -21,8 +21,9 @@ def image_dls(folder, size=32, item=None, **kw):
                                         item_tfms=item or Resize(size), batch_tfms=Normalize.from_stats(*imagenet_stats), **kw)
 
 def learner(folder, seed=0, **kw):
-    torch.manual_seed(seed)
-    return hier_learner(image_dls(folder/'images', **kw), 'convnet', TREE, 'gp_disto', m=8, pretrained=False)
+    dls = image_dls(folder/'images', **kw)
+    torch.manual_seed(seed) # the splitter of the data sets its own
+    return hier_learner(dls, 'convnet', TREE, 'gp_disto', m=8, pretrained=False)
 
 @pytest.fixture(scope='module')
 def work(tmp_path_factory):
