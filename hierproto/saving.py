@@ -22,7 +22,7 @@ from .distortion import *
 from .prototypes import *
 from .inference import *
 from .inference import get_rule
-from .calibration import Climb, Guarantee
+from .calibration import Guarantee
 from .subtree import SubtreeSum
 from .baselines.yolo import *
 from .baselines.hyperspherical import *
@@ -233,15 +233,9 @@ def _make_rule(p, name, threshold):
     if name == 'calibrated':
         saved = p.settings.get('guarantee')
         if not saved: raise ModelError("this model has no calibrated rule: choose 'argmax', 'crm' or 'back_off'")
-        return partial(_make_guarantee(p.h, saved), probs=False)
+        return get_rule(Guarantee(p.h, **saved), p.h)
     if name == 'crm' and p.allowed is not None: return get_rule(CRM(_costs_within(p)), None)
     return get_rule(name, p.h, threshold)
-
-def _make_guarantee(h, saved):
-    "The calibrated rule for `h` with the settings `saved`"
-    how = dict(saved)
-    climb = Climb(h, how.pop('thresholds'), how.pop('temperature'))
-    return Guarantee(climb, **how)
 
 # %% ../nbs/504_saving.ipynb #ada0a809
 @patch
@@ -324,7 +318,7 @@ def _classes_below(h, names):
 def guarantee(self:Predictor):
     "The `Guarantee` of a calibrated rule; None without one, and after `only`"
     if self.allowed is not None or self.settings.get('rule') != 'calibrated': return None
-    return self.rule('calibrated').func
+    return self.rule('calibrated')
 
 # %% ../nbs/504_saving.ipynb #a5bf240b
 def _hierarchy_of(learn, h):
@@ -349,11 +343,7 @@ def _rule_settings(rule, h):
     "Settings of the decision `rule`, whose costs must be those of `h`"
     if isinstance(rule, partial): rule = rule.func # made for scores
     if rule is None or rule is argmax_rule: return dict(rule='argmax')
-    if isinstance(rule, Guarantee):
-        promise = dict(accuracy=rule.accuracy, per_group=rule.per_group, n=rule.n, classes=rule.classes,
-                       group_size=rule.group_size)
-        climb = dict(temperature=rule.rule.temperature, thresholds=rule.rule.threshold.tolist())
-        return dict(rule='calibrated', guarantee=dict(climb, **promise))
+    if isinstance(rule, Guarantee): return dict(rule='calibrated', guarantee=rule.facts)
     if isinstance(rule, BackOff): return dict(rule='back_off', threshold=float(rule.threshold))
     if isinstance(rule, CRM) and torch.equal(rule.D.cpu(), as_costs(h).to(rule.D.dtype)): return dict(rule='crm')
     raise ModelError('this decision rule cannot be saved: use `argmax_rule`, `BackOff`, the result of `calibrate`, or '
@@ -456,10 +446,14 @@ class _Guarantee(_Strict):
     temperature:Annotated[float, Field(gt=0, le=1e6)]
     thresholds:Annotated[list[_Share], Field(min_length=1)]
     accuracy:Annotated[float, Field(gt=0, lt=1)]
-    per_group:bool
-    n:_Size
+    counts:list[_Size]
     classes:_Share
     group_size:Annotated[float, Field(ge=0, le=1e7)]
+    left_out:Annotated[int, Field(ge=0)]=0
+    @model_validator(mode='after')
+    def check(self):
+        if len(self.counts) != len(self.thresholds): raise ValueError('counts and thresholds must be equally many')
+        return self
 
 # %% ../nbs/504_saving.ipynb #7c4c87a1
 class _Settings(_Strict):
@@ -780,14 +774,10 @@ class _Answers(nn.Module):
         im = p.settings.get('images')
         self.input = ImageInput(im) if im else nn.Identity()
         self.model, self.sums = deepcopy(p.model).cpu().eval(), p.sums
-        rule = p.rule(rule, threshold)
-        promise = getattr(rule, 'func', None) # a calibrated rule is made for scores
-        self.climb = promise.rule if isinstance(promise, Guarantee) else None
-        self.rule = rule
-    def answer(self, scores): return self.rule(scores) if self.climb is None else self.climb(scores, probs=False)
+        self.rule = p.rule(rule, threshold)
     def forward(self, images):
         scores = self.model(self.input(images))
-        return scores, self.sums(scores.softmax(1)), self.answer(scores)
+        return scores, self.sums(scores.softmax(1)), self.rule(scores)
 
 # %% ../nbs/504_saving.ipynb #a710bbfa
 def _metadata(p, rule, threshold):
