@@ -15,12 +15,12 @@ from string import Template
 from .cli import plain
 from .hierarchy import *
 from .hierarchy import fail, quoted, tidy_name
-from .readers import read_hierarchy
+from .hierarchy import read_hierarchy
 from .files import write_whole
 from .metrics import *
 from .inference import *
 from .subtree import SubtreeSum
-from .features import find_class
+from .images import ImageError, find_class, read_image
 from .saving import *
 
 # %% ../nbs/505_audit.ipynb #2f93d004
@@ -272,8 +272,8 @@ def _number(o): return '–' if o!=o else f'{o:.2f}'
 def _thumbs(files, side=96):
     "Names and small pictures of those of `files` that can be read"
     for f in files:
-        try: img,data = read_picture(f),io.BytesIO()
-        except PictureError: continue
+        try: img,data = read_image(f),io.BytesIO()
+        except ImageError: continue
         img.thumbnail((side,side))
         img.save(data, 'jpeg', quality=85)
         yield plain(f),'data:image/jpeg;base64,'+base64.b64encode(data.getvalue()).decode()

@@ -13,7 +13,7 @@ from typing import Literal
 from joblib import Parallel, delayed
 from fastai.basics import *
 from .hierarchy import *
-from .readers import read_hierarchy
+from .hierarchy import read_hierarchy
 from .images import hold_out
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report
@@ -21,7 +21,8 @@ from .learner import add_norm, use_rule
 from .stats import MARGIN, holm, t_interval
 from .methods import METHODS, get_method, hier_learner
 from .files import add_row, commit, finished, read_rows, versions
-from .features import check_classes, digest, features, picture_table, put_back, train_head
+from .features import features, put_back, train_head
+from .images import check_classes, digest, image_table
 from .saving import ModelError, make_body
 from .audit import write_text
 from .fit import check_ranges
@@ -445,7 +446,7 @@ def compare_folder(
     h = read_hierarchy(classes)
     names = _names(methods, h)
     Path(out).mkdir(parents=True, exist_ok=True)
-    t,show = picture_table(images, h),sys.stdout.isatty()
+    t,show = image_table(images, h),sys.stdout.isatty()
     sub,official = check_classes(t, h, subset, _LEAST),t.split.notna().all()
     if tune=='once' and not official: raise ModelError('--tune once needs an official test set: folders train and test')
     pool = _folder_pool(images, arch, official, weights=weights or None, size=size or None, h=h, subset=subset,

@@ -6,7 +6,7 @@
 __all__ = ['write_whole', 'add_row', 'finished', 'read_rows', 'commit', 'versions', 'provenance']
 
 # %% ../nbs/001_files.ipynb #09488aa4
-import contextlib, csv, errno, io, os, platform, subprocess, warnings
+import contextlib, csv, errno, io, os, platform, subprocess, threading, warnings
 import hierproto, pandas as pd
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +19,7 @@ def write_whole(
     "Replace the file at `path` in one step by what `write` writes"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f'{path.name}.{platform.node()}.{os.getpid()}.part')
+    part = path.with_name(f'{path.name}.{platform.node()}.{os.getpid()}.{threading.get_ident()}.part')
     try:
         with open(part, 'wb') as f:
             write(f)

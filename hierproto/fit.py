@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Literal
 from fastai.vision.all import *
 from .hierarchy import *
-from .readers import read_hierarchy
+from .hierarchy import read_hierarchy
 from .body import ARCHS, preprocessing
 from .methods import *
 from .files import write_whole
@@ -18,15 +18,15 @@ from .saving import *
 from .audit import *
 from .audit import answer_rows, write_report
 from .cli import plain
-from .features import check_classes, digest, file_stamps, hold_back, keep_classes, picture_table
+from .images import (ImageError, check_classes, digest, file_digests, hold_back, image_table, keep_classes, read_image)
 
 # %% ../nbs/506_fit.ipynb #fa82a6ff
 def _check_pictures(files, bar=True):
     "Sizes and colours of the pictures that can be read, and reasons for those that cannot: `sizes, grey, bad`"
     sizes,modes,bad = [],set(),{}
     for f in progress_bar(files, leave=False) if bar and sys.stdout.isatty() else files:
-        try: img = read_picture(f, None)
-        except PictureError as e: bad[f] = str(e)
+        try: img = read_image(f, None)
+        except ImageError as e: bad[f] = str(e)
         else:
             sizes.append(img.size)
             modes.add(img.mode)
@@ -47,7 +47,7 @@ def _usual_bs(n): return next((o for o in (8,16,32) if n<40*o), 64)
 # %% ../nbs/506_fit.ipynb #db626022
 def _folder_data(h, o):
     "The pictures in `o.images`: table, hierarchy, sizes, whether they are grey, and notes on what was left out"
-    t = picture_table(o.images, h)
+    t = image_table(o.images, h)
     spare,divided = (t.split=='test') & (t.split=='valid').any(),t.split.notna().all()
     sizes,grey,bad = _check_pictures(t.file[~spare], not o.quiet)
     notes = [f'left out: {why}' for why in bad.values()]
@@ -58,7 +58,7 @@ def _folder_data(h, o):
     if len(sub)<len(h): notes.append(f'left out: {len(h)-len(sub)} of {len(h)} classes without pictures to learn from')
     t = keep_classes(t, sub)
     t['valid'] = t.split!='train' if divided else hold_back(t.label, o.valid, o.seed)
-    if not t.valid.any(): raise PictureError(f'{o.images}: no pictures are left to test on')
+    if not t.valid.any(): raise ImageError(f'{o.images}: no pictures are left to test on')
     return SimpleNamespace(table=t, h=sub, sizes=sizes, grey=grey, notes=notes)
 
 # %% ../nbs/506_fit.ipynb #0c987012
@@ -219,7 +219,7 @@ def _train(data, o):
     set_seed(o.seed)
     learn,t = _learner(_dls(data, o), data.h, o),data.table
     keys = 'method arch epochs size resize augment pretrained lr bs m valid seed'.split()
-    images = digest([os.path.relpath(f, o.images) for f in t.file], file_stamps(t.file), [*t.label], [*t.valid])
+    images = digest([os.path.relpath(f, o.images) for f in t.file], file_digests([*t.file]), [*t.label], [*t.valid])
     options = dict({f'--{k}': getattr(o, k) for k in keys}, classes=data.h.fingerprint, images=images)
     keep = _Checkpoint(Path(o.out)/'fit.ckpt', options, o.seed)
     if o.resume: keep.resume()

@@ -14,24 +14,24 @@ from .cli import plain
 from .saving import *
 from .audit import *
 from .audit import answer_rows
-from .features import picture_files
+from .images import ImageError, image_files
 
 # %% ../nbs/507_predict.ipynb #7ada9b72
 def _place(f, folder):
     "The file `f` of a list in `folder`: relative to the current folder, or to that of the list"
     here,there = Path(f),folder/f
     if here.is_file() and there.is_file() and not here.samefile(there):
-        raise PictureError(f'{f}: both {here.absolute()} and {there.absolute()} exist: use absolute paths')
+        raise ImageError(f'{f}: both {here.absolute()} and {there.absolute()} exist: use absolute paths')
     return f if here.is_file() else there
 
 def _given(o):
     "Files and targets that the argument `o` stands for: a folder, a CSV file, a pattern or a picture"
     if not str(o).lower().endswith('.csv'):
         found = [] if os.path.exists(o) else sorted(glob.glob(str(o), recursive=True))
-        return [(f, None) for f in (picture_files(o) if os.path.isdir(o) else found or [o])]
+        return [(f, None) for f in (image_files(o) if os.path.isdir(o) else found or [o])]
     try: df = csv_table(o)
-    except (ValueError,OSError,Warning) as e: raise PictureError(f'{o}: cannot be read as a table: {e}') from None
-    if 'file' not in df: raise PictureError(f"{o}: needs a column 'file'")
+    except (ValueError,OSError,Warning) as e: raise ImageError(f'{o}: cannot be read as a table: {e}') from None
+    if 'file' not in df: raise ImageError(f"{o}: needs a column 'file'")
     at = [_place(f, Path(o).parent) for f in df.file]
     return list(zip(at, df.target if 'target' in df else [None]*len(at)))
 
@@ -40,7 +40,7 @@ def _answered(p, given, rule, bs, bad):
     "Yields files, targets, answers and probabilities of the pictures `given`, by batch; errors go to the list `bad`"
     def read(o):
         try: return o,p.pixels(o[0])
-        except PictureError as e: return str(e)
+        except ImageError as e: return str(e)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         parts = (pool.map(read, part) for part in chunked(given, bs))
         for part,_ in pairwise(chain(parts, [None])): # the next part is being read

@@ -10,11 +10,10 @@ from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 from hierproto.cli import run_command
-from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
+from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError, read_hierarchy
 from hierproto.fit import _dls, _folder_data, _learner
-from hierproto.readers import read_hierarchy
-from hierproto.saving import (ModelError, PictureError, Predictor, export_onnx, load_classifier, read_picture,
-                              save_classifier)
+from hierproto.images import ImageError, read_image
+from hierproto.saving import ModelError, Predictor, export_onnx, load_classifier, save_classifier
 
 FAST = ['--arch', 'convnet', '--epochs', '3', '--lr', '1e-2', '--m', '16', '--quiet']
 torch.set_num_threads(1)  # as in the processes that tests start: sums in another order would differ in the last digit
@@ -88,7 +87,7 @@ def test_predict(work, tmp_path):
     rows = pd.read_csv(work/'model'/'predictions.csv', dtype={'prediction': str})
     (tmp_path/'no.png').write_text('no picture')
     res = program('predict', work/'model', tmp_path/'no.png', *rows.file[:3], tmp_path/'missing.png', '--top', 2)
-    assert (res.returncode == 1 and 'no.png: not a picture' in res.stderr
+    assert (res.returncode == 1 and 'no.png: not an image' in res.stderr
             and 'missing.png: there is no such file' in res.stderr and 'Traceback' not in res.stderr)
     lines = [o for o in res.stdout.splitlines() if not o.startswith(' ')]
     assert ([re.search(r'(\S+) \d+%$', o)[1] for o in lines] == rows.prediction[:3].tolist()
@@ -157,7 +156,7 @@ def test_fit_complains(work, tmp_path, capsys):
     def says(*argv): return failed(capsys, 'fit', *argv, '--out', tmp_path/'out', '--quiet')
     assert 'no such folder' in says(tmp_path/'none', classes)
     (tmp_path/'empty').mkdir()
-    assert 'no pictures in this folder' in says(tmp_path/'empty', classes)
+    assert 'no images in this folder' in says(tmp_path/'empty', classes)
     assert 'cannot be read' in says(tmp_path/'images', tmp_path/'none.csv')
     assert ('directly in the folder: put each into a folder with the name of its class'
             in says(tmp_path/'images'/'3', classes))
@@ -165,7 +164,7 @@ def test_fit_complains(work, tmp_path, capsys):
     assert "no class has the name of the folder 'threee'" in says(tmp_path/'images', classes)
     shutil.rmtree(tmp_path/'images'/'threee')
     shutil.rmtree(tmp_path/'images'/'3')
-    assert "no pictures to learn from for '3': --subset" in says(tmp_path/'images', classes)
+    assert "no images to learn from for '3': --subset" in says(tmp_path/'images', classes)
     assert "unknown --method 'magic'; choose from" in says(tmp_path/'images', classes, '--method', 'magic')
     assert "did you mean 'resnet18'" in says(tmp_path/'images', classes, '--subset', '--arch', 'resnet81')
     assert '--pretrained must be yes, no, a file' in says(tmp_path/'images', classes, '--pretrained', 'perhaps')
@@ -266,7 +265,7 @@ def test_odd_settings(learners, tmp_path):
         else: d[k] = 1.5 if i == 0 else rng.choice(values)
         f.write_text(json.dumps(s))
         try: assert len(load_classifier(f.parent).predict(learners[1][:2])) == 2
-        except (ModelError, HierarchyError, PictureError): refused += 1
+        except (ModelError, HierarchyError, ImageError): refused += 1
     assert refused > 100
 
 
@@ -316,7 +315,7 @@ def test_pictures_are_normalised_as_the_network_expects(pets, tmp_path, capsys):
     im = p.settings['images']
     assert im['mean'] == im['std'] == [.5]*3 and im['interpolation'] == 'bicubic'
     f = next((pets/'images'/'cat').glob('*.png'))
-    want = np.asarray(read_picture(f).resize((32, 32), Image.BICUBIC))/127.5 - 1
+    want = np.asarray(read_image(f).resize((32, 32), Image.BICUBIC))/127.5 - 1
     assert np.allclose(p.norm(p.batch(f))[0].permute(1, 2, 0).numpy(), want, atol=1e-5)
 
 @pytest.mark.parametrize('wrap',
@@ -434,7 +433,7 @@ def test_no_answer_without_a_probability(costs):
         for rule in ('argmax', 'crm'):
             with pytest.raises(ModelError, match='not finite'): p.predict(torch.tensor([[0., bad, 1.]]), rule)
     images = dict(channels=1, size=[1, 3], mean=[0.], std=[1.])
-    with pytest.raises(PictureError, match='between 0 and 1'):
+    with pytest.raises(ImageError, match='between 0 and 1'):
         Predictor(torch.nn.Flatten(), h, dict(images=images)).predict(torch.full((1, 1, 1, 3), 1e18))
 
 @pytest.mark.parametrize('threshold', ['x', None, float('nan'), 2])
@@ -452,7 +451,7 @@ def test_pictures_that_are_something_else(work, tmp_path, capsys):
     Image.open(picture).convert('RGB').save(tmp_path/'eps.png', format='EPS')
     os.mkfifo(tmp_path/'pipe.png')
     err = failed(capsys, 'predict', work/'model', tmp_path/'eps.png', tmp_path/'pipe.png', picture, code=1)
-    assert ('eps.png: not a picture' in err and 'pipe.png: this is not a regular file' in err
+    assert ('eps.png: not an image' in err and 'pipe.png: this is not a regular file' in err
             and '2 of 3 pictures could not be read' in err)
 
 def test_odd_names_of_files_and_classes(tmp_path, capsys):

@@ -93,8 +93,8 @@ def test_anchor_is_pandocs(title, anchor): assert docs.anchor(title) == anchor
 
 def test_links_lead_into_the_site():
     url = docs.site['site-url']
-    pages = {'002_hierarchy.ipynb': ('hierarchy', ['hierarchy', 'hierarchy-1', 'hierarchy.costs', 'proof'])}
-    for old, new in [('002_hierarchy.ipynb', 'hierarchy.html'), ('002_hierarchy.ipynb#Proof', 'hierarchy.html#proof'),
+    pages = {'004_hierarchy.ipynb': ('hierarchy', ['hierarchy', 'hierarchy-1', 'hierarchy.costs', 'proof'])}
+    for old, new in [('004_hierarchy.ipynb', 'hierarchy.html'), ('004_hierarchy.ipynb#Proof', 'hierarchy.html#proof'),
                      (f'{url}/hierarchy.html#hierarchy.costs', 'hierarchy.html#hierarchy.costs'),
                      # the class, not the title of the page
                      (f'{url}/hierarchy.html#hierarchy', 'hierarchy.html#hierarchy-1'),

@@ -4,7 +4,8 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 from hypothesis import given, settings, strategies as st
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError, align_costs, as_costs, named_costs
-from hierproto.readers import read_hierarchy, wordnet_senses
+from hierproto.hierarchy import read_hierarchy
+from hierproto.readers import wordnet_senses
 
 quick = settings(max_examples=60, derandomize=True, database=None, deadline=None)
 h = Hierarchy.from_paths([('animal', 'mammal', 'cat'), ('animal', 'fish', 'trout'),
@@ -349,3 +350,187 @@ def test_any_level_names(heads):
     except HierarchyError: return  # two names that are one once tidied, or a control character
     for back in (Hierarchy.from_csv(io.StringIO(t.to_csv())), Hierarchy.from_json(io.StringIO(t.to_json()))):
         assert back == t and back.level_names == t.level_names
+
+
+# --- tables that mean something else than they say ---
+def table(text, **kw): return Hierarchy.from_csv(io.StringIO(text), **kw)
+
+def quietly(f):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return f()
+
+
+def test_a_table_without_header_does_not_lose_its_first_class():
+    for text in ('pet,cat\npet,dog\nplant,oak\n', 'round,0\nline,1\nround,3\n'):
+        with pytest.raises(HierarchyError, match='line 1: .* is the header of the first column and a group in it.*level1,level2'):
+            table(text)
+    t = table('stone,flint\npet,cat\npet,dog\n')  # nobody can tell until the data come
+    with pytest.raises(HierarchyError, match="'flint' is the header of the last column: is the first line a class"):
+        t.align(['flint', 'cat', 'dog'])
+    assert table('0,1\nround,0\nround,1\n').leaves == ['0', '1']  # columns that pandas numbered
+
+
+def test_a_count_column_is_no_level():
+    for text in ('group,class,count\npet,cat,20\npet,dog,20\n', 'count,group,class\n20,pet,cat\n7,pet,dog\n',
+                 'group,class,Images\npet,cat,20\npet,dog,\n'):
+        with pytest.warns(UserWarning, match='counts something and is no level'): t = table(text)
+        assert t.nodes[:2] == [('pet', 'cat'), ('pet', 'dog')]
+    assert table('shape,n\nround,0\nround,3\nline,1\n').leaves == ['0', '3', '1']  # the numbers are the classes
+    assert quietly(lambda: table('class,count\ncat,1\ndog,1\n', levels=['class', 'count'])).leaves == ['cat/1', 'dog/1']
+
+
+def test_semicolons_with_a_comma_in_the_header():
+    t = table('group;class, in English\npet;cat\npet;dog\n')
+    assert t.nodes[:2] == [('pet', 'cat'), ('pet', 'dog')] and t.level_names == ['group', 'class, in English']
+    c = CostMatrix.from_csv(io.StringIO('predicted;a;b\na;0;1,5\nb;2,5;0\n'), warn=False)
+    assert c.D.tolist() == [[0, 1.5], [2.5, 0]]  # decimal commas
+
+
+MERGED = [['animal', 'mammal', 'cat'], [None, None, 'dog'], [None, 'fish', 'trout'], ['stone', None, None]]
+UNMERGED = [('animal', 'mammal', 'cat'), ('animal', 'mammal', 'dog'), ('animal', 'fish', 'trout'), ('stone',)]
+
+def test_merged_cells_of_a_spreadsheet(tmp_path):
+    pytest.importorskip('openpyxl')
+    df = pd.DataFrame(MERGED, columns=['kingdom', 'group', 'kind'])
+    df.to_csv(tmp_path/'t.csv', index=False)
+    df.to_excel(tmp_path/'t.xlsx', index=False)
+    for t in (df, tmp_path/'t.csv', tmp_path/'t.xlsx'):
+        with pytest.warns(UserWarning, match='empty cells take the group above'): assert Hierarchy.from_csv(t).nodes[:4] == UNMERGED
+        assert quietly(lambda: read_hierarchy(t)).nodes[:4] == UNMERGED
+    with pytest.raises(HierarchyError, match='line 3: a name is empty'): table('a,b,c\nx,y,z\nv,,w\n')
+
+
+def test_excel_files(tmp_path):
+    pytest.importorskip('openpyxl')
+    pd.DataFrame([[1, 'x'], [2, 'y']], columns=['b', 'c']).to_excel(tmp_path/'t.xlsx', index=False)
+    assert quietly(lambda: read_hierarchy(tmp_path/'t.xlsx')).nodes[:2] == [('1', 'x'), ('2', 'y')]
+    D = pd.DataFrame(h.costs().numpy(), h.leaves, h.leaves)
+    D.to_excel(tmp_path/'D.xlsx')
+    assert (read_hierarchy(tmp_path/'D.xlsx').costs() == h.costs()).all()
+    (tmp_path/'no.xlsx').write_text('group,class\n')
+    with pytest.raises(HierarchyError, match='not an Excel file'): read_hierarchy(tmp_path/'no.xlsx')
+
+
+def test_float_labels_are_whole_numbers():
+    df = pd.DataFrame(dict(group=['round', 'round', 'line'], digit=[0., 3., 1.]))
+    t = Hierarchy.from_frame(df)
+    assert t.leaves == ['0', '3', '1'] and Hierarchy.from_paths(df.values).leaves == ['0', '3', '1']
+    assert t.align(pd.Series([1., 0., 3.])).leaves == t.align(['1.0', '0.0', '3.0']).leaves == ['1', '0', '3']
+    assert CostMatrix([[0, 1], [1, 0]], [1., 2.]).leaves == ['1', '2']
+
+
+def test_frames_with_several_levels_of_names():
+    files = pd.DataFrame(dict(group=['pet', 'pet', 'stone'], kind=['cat', 'dog', 'flint'], file=['a', 'b', 'c']))
+    sizes = files.groupby(['group', 'kind']).size()
+    for t in (sizes, sizes.to_frame('files')):
+        assert read_hierarchy(t).nodes[:3] == [('pet', 'cat'), ('pet', 'dog'), ('stone', 'flint')]
+    with pytest.raises(HierarchyError, match='get_level_values'): Hierarchy.from_frame(sizes.to_frame('files').T)
+    D = pd.DataFrame([[0, 1], [1, 0]], sizes.index[:2], sizes.index[:2])
+    with pytest.raises(HierarchyError, match='droplevel'): CostMatrix(D)
+
+
+def test_a_dict_a_frame_or_paths_as_the_tree():
+    vocab, tree = ['oak', 'dog', 'cat'], {'animal': ['cat', 'dog'], 'oak': None}
+    paths = [('animal', 'cat'), ('animal', 'dog'), ('oak',)]
+    for o in (tree, paths, pd.DataFrame(dict(group=['animal', 'animal', 'oak'], kind=['cat', 'dog', None]))):
+        assert align_costs(o, vocab).nodes[:3] == [('oak',), ('animal', 'dog'), ('animal', 'cat')]
+        assert read_hierarchy(o).leaves == ['cat', 'dog', 'oak']
+
+
+D = pd.DataFrame([[0, 5, 2], [1, 0, 3], [4, 6, 0]], [*'abc'], [*'abc'], dtype=float)  # D[predicted, true]
+
+def test_costs_whose_columns_are_in_another_order():
+    for t in (D[[*'cab']], D.loc[[*'bca']], D.loc[[*'cba'], [*'bac']]):
+        c = quietly(lambda: CostMatrix(t))
+        assert c.leaves == [*t.columns] and c.align([*'abc']).D.tolist() == D.values.tolist()
+        back = quietly(lambda: CostMatrix.from_csv(io.StringIO(t.to_csv())))
+        assert back.align([*'abc']).D.tolist() == D.values.tolist() == quietly(lambda: read_hierarchy(t)).align([*'abc']).D.tolist()
+
+
+@pytest.mark.parametrize('word', ['true', 'Truth', 'actual class', 'observed', 'y_true'])
+def test_rows_that_are_the_truth(word):
+    for t in (D.T.rename_axis(word), D.T.rename_axis('predicted', axis=1)):
+        assert CostMatrix(t, warn=False).D.tolist() == D.values.tolist()
+    assert CostMatrix.from_csv(io.StringIO(D.T.to_csv(index_label=word)), warn=False).D.tolist() == D.values.tolist()
+    with pytest.raises(HierarchyError, match='both axes'): CostMatrix(D.rename_axis(word).rename_axis(word, axis=1))
+
+
+@pytest.mark.parametrize('a, b', [('Cat', 'cat'), ('cat', '\u0441at'), ('cat', '\uff43\uff41\uff54'), ('fir', '\ufb01r'),
+                                  ('star', 'star\ufe0f')])
+def test_lookalikes_give_a_warning_that_shows_both(a, b):
+    for make in (lambda: Hierarchy([a, b]), lambda: Hierarchy([(a, 'x'), (b, 'y'), (b, 'z')]),
+                 lambda: CostMatrix([[0, 1], [1, 0]], [a, b]), lambda: table(f'group,class\np,{a}\np,{b}\n')):
+        with pytest.warns(UserWarning, match='look alike') as said: t = make()
+        assert all(repr(n) in str(said[0].message) and (n.isascii() or ascii(n) in str(said[0].message)) for n in (a, b))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert t.align([b, a]).leaves == [b, a]  # said once
+    with pytest.raises(HierarchyError, match=f"did you mean {a!r}. It only looks the same"): Hierarchy([a, 'x']).align([b, 'x'])
+
+
+# --- the order of classes ---
+@quick
+@given(st.permutations(range(11)), st.sampled_from(['{}', '{:02}', 'k{}', 'é{}']), st.booleans())
+def test_the_number_rule_is_for_data_without_names(order, form, named):
+    "Class numbers meet the names 0 to K-1 by value, others by position; an aligned tree is never arranged again"
+    names = [form.format(k) for k in order]
+    t = Hierarchy([(f'g{k%3}', n) for k, n in zip(order, names)])
+    class Loaders: loaders = ()
+    dls = Loaders()
+    if named: dls.vocab = sorted(names)
+    got = align_costs(t, dls)
+    assert got.leaves == (sorted(names) if named else [str(k) for k in range(11)] if form == '{}' else names)
+    for o in (got, t): assert align_costs(o, None) is o and torch.equal(as_costs(o), o.costs())
+
+
+# --- names of nodes ---
+def test_any_node_by_name():
+    t = Hierarchy([('animal', 'pet', 'cat'), ('animal', 'dog'), ('plant', 'pet', 'cactus'), ('plant', 'animal')])
+    assert [t.find_node(n) for n in t.node_names()] == [*range(t.n_nodes)]
+    assert t.find_node(('animal', 'pet')) == t.find_node('animal/pet') == t.nodes.index(('animal', 'pet'))
+    with pytest.raises(HierarchyError, match="'pet' is the name of 2 nodes: use a path, 'animal/pet', 'plant/pet'"): t.find_node('pet')
+    with pytest.raises(HierarchyError, match="did you mean 'cactus'"): t.find_node('catus')
+    with pytest.raises(HierarchyError, match="no class or group is called 'sofa'$"): t.find_node('sofa')
+
+
+# --- taxonomies ---
+GBIF = ('taxonID datasetID parentNameUsageID acceptedNameUsageID originalNameUsageID scientificName scientificNameAuthorship '
+        'canonicalName genericName specificEpithet infraspecificEpithet taxonRank nameAccordingTo namePublishedIn taxonomicStatus '
+        'nomenclaturalStatus taxonRemarks kingdom phylum class order family genus').split()
+INAT = ('id taxonID identifier parentNameUsageID kingdom phylum class order family genus specificEpithet infraspecificEpithet '
+        'modified scientificName taxonRank references').split()
+
+def taxon(i, name, family, rank='species', **kw):
+    ranks = dict(zip(('kingdom', 'phylum', 'class', 'order'), ('Animalia', 'Chordata', 'Mammalia', 'Carnivora')))
+    return dict(ranks, taxonID=f'{i}', scientificName=name, taxonRank=rank, family=family, genus=name.split()[0], **kw)
+
+ROWS = [taxon(1, 'Felidae', 'Felidae', 'family'), taxon(2, 'Panthera leo', 'Felidae'), taxon(5, 'Lynx lynx', 'Felidae'),
+        taxon(6, 'Vulpes vulpes', 'Canidae'), taxon(3, 'Felis leo', 'Felidae', acceptedNameUsageID='4'),
+        taxon(4, 'Leo leo', 'Felidae', acceptedNameUsageID='2')]
+
+def test_taxonomies_of_gbif_and_inaturalist(tmp_path):
+    gbif = pd.DataFrame([dict(r, canonicalName=r['scientificName'], scientificName=r['scientificName'] + ' "L.", 1758', namePublishedIn='"Systema" naturae') for r in ROWS], columns=GBIF)
+    inat = pd.DataFrame([dict(r, id=r['taxonID'], taxonID=f"https://www.inaturalist.org/taxa/{r['taxonID']}")
+                         for r in ROWS[:4]], columns=INAT)
+    gbif.to_csv(tmp_path/'Taxon.tsv', sep='\t', index=False)
+    import csv
+    gbif.to_csv(tmp_path/'plain.tsv', sep='\t', index=False, quoting=csv.QUOTE_NONE)  # as GBIF writes it
+    inat.to_csv(tmp_path/'taxa.csv', index=False)
+    for f in (gbif, inat, tmp_path/'Taxon.tsv', tmp_path/'plain.tsv', tmp_path/'taxa.csv'):
+        t = Hierarchy.from_taxonomy(f)
+        assert t.leaves == ['Panthera leo', 'Lynx lynx', 'Vulpes vulpes'] and t.depth == 7
+        assert t.level_names[-2:] == ['genus', 'species'] and t.pair_costs(0, 1) == 4
+    t = Hierarchy.from_taxonomy(gbif, ['Vulpes_vulpes', 'Felis leo', 'Lynx lynx'], collapse=True)  # a synonym of a synonym
+    assert t.nodes[:3] == [('Vulpes_vulpes',), ('Felidae', 'Felis leo'), ('Felidae', 'Lynx lynx')]
+    assert t.titles == ['Vulpes vulpes', 'Panthera leo', 'Lynx lynx']
+
+
+@pytest.mark.parametrize('rows, names, why', [
+    (ROWS, ['Felis leo', 'Leo leo'], "are the same species, 'Panthera leo'"), (ROWS, ['Lynx linx'], "did you mean 'Lynx lynx'"),
+    (ROWS[2:], ['Leo leo'], 'is a synonym of a taxon that the table does not have'),
+    ([dict(ROWS[5], acceptedNameUsageID='3'), ROWS[4]], None, 'a cycle of synonyms'),
+    ([dict(a='x')], None, 'not a Darwin Core table')])
+def test_taxonomies_that_cannot_be_used(rows, names, why):
+    with pytest.raises(HierarchyError) as e: Hierarchy.from_taxonomy(pd.DataFrame(rows), names)
+    assert why in str(e.value)

@@ -200,7 +200,7 @@ def test_a_dropped_picture_gets_its_path(service, page, width):
     want = names['model'].predict(names['pictures'][0])[0]
     said = [re.sub(r' \d+%.*', '', o, flags=re.S).strip() for o in page.locator('#path li').all_inner_texts()]
     assert said == want.names and fits(page)
-    page.set_input_files('#file', dict(name='notes.txt', mimeType='text/plain', buffer=b'not a picture'))
+    page.set_input_files('#file', dict(name='notes.txt', mimeType='text/plain', buffer=b'not an image'))
     page.wait_for_function("document.getElementById('error').textContent")
     assert 'notes.txt' in page.locator('#error').inner_text() and page.locator('#path li').count() == 0
 

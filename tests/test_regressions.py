@@ -6,9 +6,10 @@ from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, g
 from hierproto.all import *
 from hierproto.audit import Predictions, read_predictions, write_text
 from hierproto.compare import Comparison, Pool, compare, compare_folder
-from hierproto.images import hold_out, tensor_dls
+from hierproto.images import (ImageError, check_classes, file_digests, hold_out, image_files, image_table, image_tensor,
+                              keep_classes, read_image, tensor_dls)
 from hierproto.baselines.hxe import HXELoss
-from hierproto.features import FeatureDS, check_classes, features, keep_classes, picture_files, picture_table
+from hierproto.features import FeatureDS, features
 from hierproto.fit import fit
 from hierproto.predict import _given
 from hierproto.prototypes import DataLoss, FocalDataLoss
@@ -54,7 +55,7 @@ def test_subset_keeps_pictures_of_a_name_that_becomes_unique(tmp_path):
 def test_a_class_with_test_pictures_only(tmp_path):
     for o in ('train/a','train/b','test/a','test/b','test/c'): write(tmp_path/o)
     h = Hierarchy.from_paths([('g','a'), ('g','b'), ('k','c')])
-    t = picture_table(tmp_path, h)
+    t = image_table(tmp_path, h)
     assert {*keep_classes(t, check_classes(t, h, True)).label}=={'a','b'}
     dls = features(tmp_path, 'convnet', pretrained=False, size=32, h=h, subset=True, file=tmp_path/'f.safetensors',
                    progress=False)
@@ -410,7 +411,7 @@ def test_metrics_that_need_scores():
 
 
 def test_a_folder_with_the_name_of_a_tree(tmp_path, monkeypatch):
-    from hierproto.readers import read_hierarchy
+    from hierproto.hierarchy import read_hierarchy
     (tmp_path/'cifar100').mkdir()
     monkeypatch.chdir(tmp_path)
     assert len(read_hierarchy('cifar100'))==100
@@ -573,7 +574,7 @@ def test_equal_differences_are_no_evidence():
 def test_validation_pictures_of_a_class_without_training_pictures_are_counted(tmp_path):
     for o in ('train/a','train/b','test/a','test/b','test/c'): write(tmp_path/'images'/o)
     (tmp_path/'classes.csv').write_text('class\na\nb\nc\n')
-    with pytest.warns(UserWarning, match="not used: 6 pictures of 'c', which have no pictures to learn from"):
+    with pytest.warns(UserWarning, match="not used: 6 images of 'c', which have no images to learn from"):
         fit(str(tmp_path/'images'), str(tmp_path/'classes.csv'), str(tmp_path/'model'), epochs=1, subset=True,
             quiet=True, arch='convnet', size=32)
 
@@ -631,13 +632,13 @@ def test_tables_with_empty_lines_and_columns(tmp_path):
 def test_a_division_that_is_not_at_the_top(tmp_path):
     for o in ('train/a','train/b','valid/a','valid/b'): write(tmp_path/'data'/'images'/o, 2)
     with pytest.warns(UserWarning, match="not divided by 'train', 'valid'"):
-        picture_table(tmp_path/'data', Hierarchy.from_paths([*'ab']))
+        image_table(tmp_path/'data', Hierarchy.from_paths([*'ab']))
 
 
 def test_broken_links_are_counted(tmp_path):
     write(tmp_path/'a', 2)
     (tmp_path/'a'/'lost.png').symlink_to(tmp_path/'nowhere.png')
-    with pytest.warns(UserWarning, match='not used: 1 broken link, such as lost.png'): files = picture_files(tmp_path)
+    with pytest.warns(UserWarning, match='not used: 1 broken link, such as lost.png'): files = image_files(tmp_path)
     assert len(files)==2
 
 
@@ -688,7 +689,7 @@ def test_features_of_tensors_that_are_not_pictures(tmp_path):
 def test_features_name_unreadable_pictures_again(pictures, tmp_path):
     (pictures/'a'/'bad.png').write_text('broken')
     for _ in range(2):
-        with pytest.warns(UserWarning, match="1 picture could not be read and are left out: 'a/bad.png'"):
+        with pytest.warns(UserWarning, match="1 image could not be read and are left out: 'a/bad.png'"):
             features(pictures, 'convnet', pretrained=False, size=32, file=tmp_path/'f.safetensors', progress=False)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from fastai.learner import Learner
 from ..hierarchy import HierarchyError, as_tree
-from ..readers import read_hierarchy
+from ..hierarchy import read_hierarchy
 from ..body import ARCHS, embedder
 from ..methods import METHODS
 

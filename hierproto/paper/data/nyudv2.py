@@ -23,7 +23,7 @@ def _parse_ranges(s):
     ends = [[int(n) for n in o.split('-')] for o in s.split()]
     return [i for o in ends for i in range(o[0], o[-1]+1)]
 
-def _facts(): return json.loads((files('hierproto')/'data'/'nyudv2_40.json').read_text(encoding='utf-8'))
+def _facts(): return json.loads((files('hierproto.paper.data')/'nyudv2_40.json').read_text(encoding='utf-8'))
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #8cfe3580
 VOID = 255
@@ -54,8 +54,8 @@ def _frame(rgb, depth, label, size):
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #c2dc884f
 def _read_frame(f, size):
-    depth,label = [picture_tensor(f.parent.parent/o/f'{f.stem}.png', 1) for o in ('depth','label40')]
-    return _frame(picture_tensor(f), depth, label-1, size)
+    depth,label = [image_tensor(f.parent.parent/o/f'{f.stem}.png', 1) for o in ('depth','label40')]
+    return _frame(image_tensor(f), depth, label-1, size)
 
 def _read_frames(path, size=None):
     "Frames in a folder: numbers, colour and depth as bytes (N, 4, H, W), classes as bytes (N, H, W)"
