@@ -164,7 +164,8 @@ def _body(r):
     if r['arch'] not in ARCHS:
         return embedder(r['arch'], pretrained=r['pretrained'], project=False)[0].to(memory_format=torch.channels_last)
     make = arch_func(r['arch'])
-    return make(**_accepted(make, m=r['m'], pretrained=r['pretrained'], size=r.get('size')))
+    return make(**_accepted(make, m=r['m'], pretrained=r['pretrained'], size=r.get('size'),
+                            published_init=r.get('published_init', False)))
 
 # %% ../../nbs/711_paper.runs.ipynb #9b63e27d
 def run_learner(
