@@ -132,7 +132,8 @@ def warn_lookalikes(
     shown = '; '.join(f'{_shown(a)} and {_shown(b)}' for a, b in pairs[:4])
     more = f' and {len(pairs)-4} more pairs' if len(pairs) > 4 else ''
     start = f'{where}: ' if where else ''
-    warnings.warn(f'{start}different names that look alike: {shown}{more}; spell them alike if they are the same', stacklevel=3)
+    warnings.warn(f'{start}different names that look alike: {shown}{more}; '
+                  'spell them alike if they are the same', stacklevel=3)
 
 # %% ../nbs/002_names.ipynb #73a814e6
 def nearest_names(

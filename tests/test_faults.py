@@ -45,6 +45,51 @@ def test_a_line_torn_in_the_middle(torn, tmp_path):
     assert sorted(df.run_id) == [row(i)['run_id'] for i in range(3)] and df.er.notna().all()
 
 
+@pytest.mark.parametrize('char', ['\n', '\r', '\r\n', '\u2028', '\u0085', '\f', '\v', '\x1c'])
+def test_a_folder_whose_name_has_a_line_break(char, tmp_path):
+    "Its row is one row: finished, not written again, and read as it was written"
+    f, name = tmp_path/'rows.csv', f'my{char}folder, "{char}"'
+    rows = [dict(run_id=f'{i:012x}', er=i/7, note=name if i != 1 else '') for i in range(3)]
+    for _ in range(2): added = [add_row(f, r, COLUMNS) for r in rows]
+    assert not any(added) and finished(f) == {r['run_id'] for r in rows}
+    df = read_rows(f)
+    assert df.note[0] == df.note[2] == name and len(df) == 3
+    with open(f, 'a') as o: o.write('000000000009,0.1,"torn')
+    assert finished(f) == {r['run_id'] for r in rows} and add_row(f, row(9), COLUMNS) and len(read_rows(f)) == 4
+
+
+def test_a_table_of_somebody_else_is_left_alone(tmp_path):
+    f = tmp_path/'comparison.csv'
+    f.write_text('group,class\npet,cat\n')
+    for use in (lambda: add_row(f, row(1), COLUMNS), lambda: finished(f), lambda: read_rows(f)):
+        with pytest.raises(ValueError, match="comparison.csv is not a results file of hierproto: its first column is 'group'"): use()
+    assert f.read_text() == 'group,class\npet,cat\n'
+
+
+SAVE = '''
+import resource, sys, torch
+from hierproto.files import write_whole
+path, kind, n, limit = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+tensor = torch.zeros(n)
+if kind == 'torch': write = lambda f: torch.save(dict(model=tensor), f)
+else:
+    from safetensors.torch import save
+    write = lambda f: f.write(save(dict(model=tensor)))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try: write_whole(path, write)
+except OSError as e: print(e)
+'''
+
+@pytest.mark.parametrize('kind', ['torch', 'safetensors'])
+@pytest.mark.parametrize('n', [100, 10_000, 1_000_000])
+@pytest.mark.parametrize('limit', [0, 400])
+def test_models_on_a_full_disk_end_in_one_line(kind, n, limit, tmp_path):
+    res = subprocess.run([sys.executable, '-W', 'ignore', '-c', SAVE, str(tmp_path/'m'), kind, str(n), str(limit)],
+                         capture_output=True, text=True, timeout=300)
+    assert 'the disk is full' in res.stdout and len(res.stdout.splitlines()) == 1, res.stdout + res.stderr[-500:]
+    assert not [*tmp_path.iterdir()]
+
+
 FULL = '''
 import resource, signal, sys
 from hierproto.files import add_row, finished

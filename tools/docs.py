@@ -2,7 +2,7 @@
 
 nbdev processes the notebooks, `polish` improves the result, and Quarto or Sphinx renders it. Both read titles and the
 sidebar from _quarto.yml and use the same page names and anchors, so links work in both."""
-import argparse, ast, hashlib, html, io, json, os, re, runpy, shutil, subprocess, sys, tempfile
+import argparse, ast, hashlib, html, io, json, os, pkgutil, re, runpy, shutil, subprocess, sys, tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -317,7 +317,26 @@ def quarto_docs(out):
     print(run.stderr, file=sys.stderr)
     if run.returncode: sys.exit('quarto render failed')
     shutil.move(proc/'_docs', out)
+    add_names_to_search(out)
     return '\n'.join(re.findall(r'.*\bWARN.*', run.stderr))
+
+def names_for_search():
+    "(name, page#anchor, docstring) of each function and class that a module exports, methods and private names left out"
+    for module, names in modidx['syms'].items():
+        for full, (link, _) in names.items():
+            name = full.removeprefix(f'{module}.')
+            if '.' in name or name.startswith('_'): continue
+            doc = getattr(pkgutil.resolve_name(f'{module}:{name}'), '__doc__', None) or ''
+            yield name, link, doc.strip().split('\n')[0]
+
+def add_names_to_search(out):
+    "Let the search of the Quarto site in `out` find definitions: Quarto itself lists second-level headings only"
+    file = out/'search.json'
+    if not file.exists(): return
+    index = json.loads(file.read_text(encoding='utf-8'))
+    index += [dict(objectID=link, href=link, title=name, section=name, text=text)
+              for name, link, text in names_for_search() if (out/link.partition('#')[0]).exists()]
+    file.write_text(json.dumps(index, ensure_ascii=False), encoding='utf-8')
 
 def build(out, quarto):
     "Build the site in `out` with Quarto or Sphinx; fails if there are warnings"
