@@ -15,6 +15,7 @@ from .callbacks import *
 from .inference import *
 from .body import *
 from .learner import *
+from .interpret import *
 from .methods import *
 from .plots import *
 from .features import *

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from fastai.basics import *
 from string import Template
-from .cli import plain
+from .files import plain
 from .hierarchy import *
 from .hierarchy import fail, quoted, tidy_name
 from .hierarchy import read_hierarchy
@@ -385,7 +385,7 @@ def write_report(p, out, title, name='as given', fit=None):
     says = f"{t.to_string(float_format=_number)}\n\n{fit.says if fit else ''}"
     print(plain(f"\n{len(p):,} samples of {len(p.h)} classes\n\n{says}\n\nReport: {out/'report.html'}"))
 
-# %% ../nbs/505_audit.ipynb #727f3ac7
+# %% ../nbs/505_audit.ipynb #1a1e72e8
 def audit(
     predictions:str, # CSV with `target` and `prediction`, or a probability per class; or .jsonl of hierproto_predict
     classes:str, # .csv or .json file of the tree or costs, or a tree of the library; after --subset, hierarchy.json
@@ -397,9 +397,6 @@ def audit(
 ):
     "What the mistakes of any model cost: read its predictions, print a table and write a page"
     out = Path(out)
-    if shuffles<0 or seed<0: fail(f'--shuffles and --seed must be >= 0, got {min(shuffles, seed)}')
-    if (out/'report.html').exists() and not force:
-        fail('this folder has a report: choose another --out, or --force', out)
     p = read_predictions(predictions, read_hierarchy(classes), scores)
     write_text(out/'mistakes.csv', p.costly(100).drop(columns='examples', errors='ignore'))
     write_report(p, out, f'Audit of {Path(predictions).name}', fit=shuffles>0 and p.tree_fit(shuffles, seed))

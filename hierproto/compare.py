@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Pool', 'all_methods', 'compare', 'Comparison', 'HeadLearner', 'compare_folder']
 
-# %% ../nbs/508_compare.ipynb #68896426
+# %% ../nbs/508_compare.ipynb #3e1f820b
 import hierproto, html, string
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,16 +17,15 @@ from .hierarchy import read_hierarchy
 from .images import hold_out
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report
-from .learner import add_norm, use_rule
+from .learner import add_norm, hier_learner, use_rule
 from .stats import MARGIN, holm, t_interval
-from .methods import METHODS, get_method, hier_learner
+from .methods import METHODS, get_method
 from .files import add_row, commit, finished, read_rows, versions
 from .features import features, put_back, train_head
 from .images import check_classes, digest, image_table
 from .saving import ModelError, make_body
 from .audit import write_text
-from .fit import check_ranges
-from .cli import plain
+from .files import plain
 
 # %% ../nbs/508_compare.ipynb #d86ca90c
 def _views(x): return x[:,None] if x.ndim==2 else x
@@ -416,15 +415,13 @@ def save_page(self:Comparison,
     texts = {k: html.escape(v) for k,v in texts.items()}
     write_text(path, string.Template(page).substitute(texts, **tables, picture=self._svg()))
 
-# %% ../nbs/508_compare.ipynb #80d9d501
-_RANGES = dict(size=(16,2048,0), seeds=(1,1000), epochs=(1,10**5), hidden=(1,2**16,0), jobs=(1,1024,0))
-
+# %% ../nbs/508_compare.ipynb #b5e3f378
 def _folder_pool(images, arch, official, **kwargs):
     "Features of the pictures in the folder `images`"
     try: return Pool.from_dls(features(images, arch, **kwargs), official)
     except ValueError as e: raise ModelError(f'{e} (--arch {arch})') from None
 
-# %% ../nbs/508_compare.ipynb #9240cd72
+# %% ../nbs/508_compare.ipynb #8efa1016
 def compare_folder(
     images:str, # folder with a folder of pictures per class, perhaps inside others or in train/ and test/
     classes:str, # CSV or JSON file of the classes, or the name of a tree
@@ -441,7 +438,6 @@ def compare_folder(
     jobs:int=0 # processes; 0 for one per core
 ):
     "Compare methods on a folder of images: every method on features of a pretrained network, with intervals"
-    check_ranges(locals(), _RANGES)
     make_body(arch) # an unknown architecture is an error before any work
     h = read_hierarchy(classes)
     names = _names(methods, h)

@@ -7,7 +7,7 @@ __all__ = ['distances', 'unit', 'cosine', 'get_distance', 'pairwise', 'distortio
            'smooth_scale', 'disto_loss', 'rank_loss', 'RunningScale', 'sampled_disto_loss', 'embed_metric']
 
 # %% ../nbs/101_distortion.ipynb #28db5b60
-import math
+import math, warnings
 import torch, torch.nn.functional as F
 from torch import nn
 from .hierarchy import *
@@ -25,18 +25,29 @@ def unit(x):
 def _float(x, y):
     "`x` and `y` in a common type, at least float32"
     if not (x.ndim == y.ndim == 2 and x.shape[1] == y.shape[1]):
-        raise ValueError(f'vectors (N, m) and (M, m) must have the same m, got {tuple(x.shape)} and {tuple(y.shape)}')
+        shapes = f'{tuple(x.shape)} and {tuple(y.shape)}'
+        raise ValueError(f'vectors (N, m) and (M, m) must have the same m, got {shapes}')
     dt = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
     return x.to(dt), y.to(dt)
 
+def _centre(y):
+    "The mean of the rows of `y`; exactly the first row if all are equal, where a plain mean could round"
+    first = y[0].detach()
+    return first + (y.detach() - first).mean(0)
+
+def _differences(x):
+    "Euclidean distances between the rows of `x`: exactly 0 between equal rows, differentiable twice"
+    squares = (x[:,None] - x).square().sum(-1)
+    apart = squares > 0
+    return squares.where(apart, 1).sqrt().where(apart, 0)
+
 def _euclidean(x, y):
     "Euclidean distances between the rows of `x` and of `y`"
-    # among up to 25 prototypes torch takes differences, so that equal rows are exactly 0 apart
-    mode = 'use_mm_for_euclid_dist_if_necessary' if x is y else 'use_mm_for_euclid_dist'
+    few = x is y and len(x) <= 25
     x, y = _float(x, y)
-    c = y[0].detach()
-    c = c + (y.detach() - c).mean(0) # exactly `y[0]` if all rows are equal; a plain mean could round
-    return torch.cdist(x - c, y - c, compute_mode=mode)
+    c = _centre(y)
+    if few: return _differences(x - c)
+    return torch.cdist(x - c, y - c, compute_mode='use_mm_for_euclid_dist')
 
 # %% ../nbs/101_distortion.ipynb #0113866a
 def _squared(x, y): return _euclidean(x, y).square()
@@ -228,10 +239,14 @@ def sampled_disto_loss(
 ):
     "Estimate of eq. 6 from `n` random pairs, unbiased at the given scale"
     if len(protos) < 2: return protos.sum()*0
+    if scale is None and n < 512: warnings.warn(
+        f'the scale of {n} pairs makes the estimate too high: pass a `RunningScale`, or n >= 512')
     def draw(p): return _pair_ratios(p, D, n, distance, generator, classes)
     running = isinstance(scale, RunningScale)
     if running and not scale.seen: scale.update(draw(protos.detach()))
-    s = scale.value if running else _smooth_scale(draw(protos.detach())) if scale is None else scale
+    if running: s = scale.value
+    elif scale is None: s = _smooth_scale(draw(protos.detach()))
+    else: s = scale
     a = draw(protos)
     if running: scale.update(a.detach())
     return _mean((s*a - 1).square())

@@ -16,7 +16,7 @@ from fastai.basics import *
 from .hierarchy import *
 from .hierarchy import tidy_name
 from .inference import class_path, get_rule
-from .learner import get_method
+from .methods import get_method
 from .features import train_head
 
 # %% ../nbs/509_estimator.ipynb #ef8cb47e

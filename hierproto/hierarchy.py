@@ -509,6 +509,7 @@ def subset(self:Costs, names):
 @patch
 def align(self:Costs, vocab):
     "The same with the classes in the order of `vocab`, matched by name"
+    if [*vocab] == self.leaves: return self
     return self._take(self._positions(vocab, every=True))
 
 # %% ../nbs/004_hierarchy.ipynb #ffdbe469

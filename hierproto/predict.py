@@ -10,7 +10,7 @@ from fastai.basics import *
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
 from typing import Literal
-from .cli import plain
+from .files import plain
 from .saving import *
 from .audit import *
 from .audit import answer_rows
@@ -69,15 +69,6 @@ def _line(r, top=0):
     best = sorted(r['probabilities'].items(), key=lambda o: -o[1])[:top]
     return '\n'.join([f"{r['file']}: {path}", *(f'    {n} {p:.1%}' for n,p in best)])
 
-# %% ../nbs/507_predict.ipynb #62e2789b
-def _check(out, bs, top, force):
-    "Raise a `ModelError` for options that cannot be used"
-    if out and not out.endswith(('.csv','.jsonl')): raise ModelError(f'--out must end in .csv or .jsonl, got {out!r}')
-    if out and Path(out).exists() and not force: raise ModelError(f'{out} exists: choose another --out, or --force')
-    if bs<1: raise ModelError(f'--bs must be >= 1, got {bs}')
-    if top<0: raise ModelError(f'--top must be >= 0, got {top}')
-    if top and out: raise ModelError('--top is for printed answers: a file has all probabilities')
-
 # %% ../nbs/507_predict.ipynb #429e89b7
 def _write(p, batches, out, top, targets):
     "Write the answers to the file `out`, or print them"
@@ -86,7 +77,7 @@ def _write(p, batches, out, top, targets):
     else:
         for r in _records(p, batches): print(plain(_line(r, top)))
 
-# %% ../nbs/507_predict.ipynb #3eeeb69b
+# %% ../nbs/507_predict.ipynb #24cb9b8a
 def predict(
     model:str,       # folder written by hierproto_fit or `save_classifier`
     images:list,     # pictures, folders, patterns such as 'new/*.jpg', or CSV files with a column `file`
@@ -98,7 +89,6 @@ def predict(
     force:bool=False # overwrite the file of --out
 ):
     "Name what is in pictures: the path of classes with probabilities, one line per picture"
-    _check(out, bs, top, force)
     p,bad = load_classifier(model, device=default_device()),[]
     given = [o for i in images for o in _given(i)]
     batches = _answered(p, given, p.rule(rule, threshold), bs, bad)

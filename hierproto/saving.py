@@ -28,7 +28,6 @@ from .baselines.frame import *
 from .baselines.hie import *
 from .baselines.hier_cos import *
 from .body import *
-from .body import listed
 from .files import write_whole
 from .images import *
 

@@ -207,7 +207,7 @@ def test_recipes_ask_the_method(monkeypatch):
     "A registered variant has the settings of its family, whatever it is called"
     from hierproto.methods import METHODS
     from hierproto.paper.recipes import resolve
-    variant = METHODS['gp_disto'].but(scale=2.)
+    variant = METHODS['gp_disto'].variant(scale=2.)
     if not hasattr(variant, 'guided'): variant.guided = variant.protos = True
     monkeypatch.setitem(METHODS, 'my_variant', variant)
     mine, theirs = [resolve('cifar100', m, 'cpu', fraction=.1) for m in ('my_variant', 'gp_disto')]

@@ -349,7 +349,7 @@ def test_names_in_a_picture_are_text(tmp_path):
     import matplotlib
     matplotlib.use('agg')
     import matplotlib.pyplot as plt
-    from hierproto.learner import HierInterpretation
+    from hierproto.interpret import HierInterpretation
     h = Hierarchy.from_paths([('a $x', r'$\frac$'), ('a $x', 'b_{'), ('<b>', '$$'),
                               ('<b>', '\u05d7\u05ea\u05d5\u05dc')])
     for draw in (h.plot_sunburst, h.plot_costs, CostMatrix(h.costs(), h.leaves).plot_costs):
@@ -394,7 +394,7 @@ def test_a_vocabulary_of_other_classes_stops_a_learner(vocab, said, tmp_path):
     from torch import nn
     from torch.utils.data import TensorDataset
     from hierproto.learner import proto_learner
-    from hierproto.methods import hier_learner
+    from hierproto.learner import hier_learner
     h = Hierarchy.from_paths(['a', 'b', 'c'])
     dls = DataLoaders(*[DataLoader(TensorDataset(torch.randn(12, 2), torch.arange(12) % 2), bs=4) for _ in range(2)])
     dls.vocab = vocab

@@ -64,3 +64,38 @@ def test_a_typo_is_reported_at_once():
     assert out.returncode == 2 and 'did you mean --epochs?' in out.stderr and seconds < 1
     out, seconds = start('hierproto_predict', 'model', 'x.png', '--rule', 'best')
     assert out.returncode == 2 and "invalid choice: 'best'" in out.stderr and seconds < 1
+
+WRONG = [('figure1', '--threads -1', '--threads must be between 0 and 1024, got -1'),
+         ('train', '--method gp_dist', 'did you mean gp_disto?'),
+         ('train', '--data nyudv2 --tier finetune', '--tier finetune is for cifar100'),
+         ('train', '--hierarchy missing.csv', 'no such file: missing.csv'),
+         ('sweep', '--fraction 2', '--fraction must be numbers above 0 and up to 1'),
+         ('sweep', '--methods all,hxee', 'did you mean hxe?'),
+         ('report', '--out missing', 'no such folder: missing'),
+         ('fit', 'missing cifar100', 'images must be a folder: there is no such folder: missing'),
+         ('fit', '. missing.csv', 'no such file: missing.csv'),
+         ('fit', '. cifar100 --epochs 0', '--epochs must be between 1 and 100000, got 0'),
+         ('fit', '. cifar100 --lr nan', '--lr must be between'),
+         ('fit', '. cifar100 --method magic', "--method must be one of cross_entropy"),
+         ('fit', '. cifar100 --pretrained perhaps', '--pretrained must be yes, no, a file of weights'),
+         ('fit', '. cifar100 --out model', 'this folder has a model'),
+         ('predict', 'missing x.png', 'no such folder: missing'),
+         ('predict', '. x.png --top 2 --out x.csv', '--top is for printed answers'),
+         ('predict', '. x.png --rule crm --threshold .5', '--threshold needs --rule back_off'),
+         ('predict', '. x.png --out x.txt', '.csv or .jsonl'),
+         ('audit', 'missing.csv cifar100', 'no such file: missing.csv'),
+         ('audit', 'model/settings.json cifar100 --shuffles -1', '--shuffles must be between 0'),
+         ('compare', '. cifar100 --jobs 2000', '--jobs must be between 1 and 1024 or 0, got 2000'),
+         ('compare', '. cifar100 --weights missing.pth', 'no such file: missing.pth')]
+
+@pytest.mark.parametrize('name,options,why', WRONG, ids=lambda o: str(o)[:40])
+def test_options_are_checked_before_torch_is_imported(name, options, why, tmp_path, monkeypatch):
+    "One line within a second"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('PYTHONPATH', str(root))
+    (tmp_path/'model').mkdir()
+    (tmp_path/'model'/'settings.json').touch()
+    out, seconds = start(f'hierproto_{name}', *options.split())
+    assert out.returncode == 2 and why in out.stderr, out.stderr
+    assert len(out.stderr.splitlines()) == 1 and out.stderr.startswith(f'hierproto_{name}: ')
+    assert seconds < 1, f'{seconds:.1f} s'

@@ -12,11 +12,12 @@ from fastai.vision.core import TensorImage
 from fastai.vision.learner import TimmBody
 from hierproto import learner
 from hierproto.backbones.convnet import convnet
-from hierproto.callbacks import MetricGuide, ProtoRates, ProtoWatch, PrototypePlot, ScaleRecorder, SoundCheck
+from hierproto.callbacks import MetricGuide, ProtoRates, ProtoWatch, ScaleRecorder, SoundCheck
 from hierproto.digits import digits
 from hierproto.distortion import sampled_disto_loss
 from hierproto.hierarchy import Hierarchy
-from hierproto.learner import HierInterpretation, hier_learner, proto_learner
+from hierproto.interpret import HierInterpretation, PrototypePlot
+from hierproto.learner import hier_learner, proto_learner
 from hierproto.methods import METHODS, get_method
 from hierproto.metrics import average_cost
 from hierproto.prototypes import DataLoss, PrototypeHead
@@ -139,12 +140,12 @@ def test_a_skipped_step_moves_no_prototype(order):
 
 # --- one factory ---
 def test_a_variant_keeps_the_facts_of_its_method():
-    METHODS['guided_x'] = METHODS['gp_disto'].but(lam=3., source='here')
+    METHODS['guided_x'] = METHODS['gp_disto'].variant(lam=3., source='here')
     try: new, old = get_method('guided_x'), METHODS['gp_disto']
     finally: del METHODS['guided_x']
     assert (new.guided, new.protos, new.tree, new.make, new.formula) == (True, True, False, old.make, old.formula)
     assert new.params == dict(guide='disto', lam=3.) and old.params == dict(guide='disto')
-    assert new.but(guided=False).params == new.params
+    assert new.variant(guided=False).params == new.params
 
 
 def test_both_names_make_the_same_learner():

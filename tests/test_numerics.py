@@ -223,7 +223,7 @@ def stopped(method, tmp_path, spoil, **kw):
     from fastai.data.load import DataLoader
     from torch.utils.data import TensorDataset
     from hierproto.callbacks import NotFinite
-    from hierproto.methods import hier_learner
+    from hierproto.learner import hier_learner
     torch.manual_seed(0)
     x, tree = torch.randn(12, 2), Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b',)])
     dls = DataLoaders(*[DataLoader(TensorDataset(x, torch.arange(12) % 3), bs=4) for _ in range(2)])

@@ -364,7 +364,7 @@ def test_rates_of_prototypes_end_with_their_training():
 
 
 def test_plots_of_prototypes_follow_the_vocabulary():
-    from hierproto.callbacks import PrototypePlot
+    from hierproto.interpret import PrototypePlot
     dls = tensor_dls((torch.randn(6, 2), torch.arange(6)%3), (torch.randn(6, 2), torch.arange(6)%3),
                      ['a','b','c'], bs=3)
     h = Hierarchy.from_paths([('y','c'), ('x','b'), ('x','a')])
@@ -697,7 +697,7 @@ def test_compare_notices_a_changed_method(tmp_path, monkeypatch):
     x,y = torch.randn(60, 4),torch.arange(3).repeat(20)
     h,nll = Hierarchy.from_paths([('g','a'), ('g','b'), ('c',)]),[]
     for beta in (10.,1.):
-        monkeypatch.setitem(METHODS, 'mine', METHODS['soft_labels'].but(beta=beta))
+        monkeypatch.setitem(METHODS, 'mine', METHODS['soft_labels'].variant(beta=beta))
         res = compare(Pool(x, y, h.leaves), h, 'mine', 1, out=tmp_path, progress=False, epochs=1)
         nll += res.rows.query('method=="mine"').nll.tolist()[:1]
     assert nll[0]!=nll[1]

@@ -148,7 +148,7 @@ def one_training(i):
     from hierproto.backbones.convnet import convnet
     from hierproto.digits import digits
     from hierproto.inference import CRM
-    from hierproto.methods import hier_learner
+    from hierproto.learner import hier_learner
     method = ('gp_disto', 'cross_entropy', 'hxe', 'gp_rank', 'soft_labels', 'yolo', 'deep_ncm', 'emd')[i % 8]
     dls, h = digits(bs=128, protocol=None)
     with tempfile.TemporaryDirectory() as d:

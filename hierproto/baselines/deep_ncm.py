@@ -15,12 +15,17 @@ from ..prototypes import *
 # %% ../../nbs/307_baselines.deep_ncm.ipynb #a6f8c3a7
 class NCMHead(PrototypeHead):
     "A `PrototypeHead` whose prototypes are the means of the embeddings that `update` has seen"
+    mean = 'samples' # in pickles of version 0.2
     def __init__(self,
         m, # dimension of the embedding
         n_classes, # number of classes, or a `Hierarchy`
-        distance='squared' # as in the paper
+        distance='squared', # as in the paper
+        mean='samples' # mean of all samples, or of the means of 'batches', as published
     ):
+        if mean not in ('samples','batches'):
+            raise ValueError(f"mean must be 'samples' or 'batches', got {mean!r}")
         super().__init__(m, n_classes, distance=distance, init=torch.zeros, learn=False, hidden=False)
+        self.mean = mean
         self.register_buffer('sums', torch.zeros_like(self.protos))
         self.register_buffer('counts', torch.zeros(self.n_classes, dtype=torch.long))
 
@@ -44,6 +49,9 @@ def update(self:NCMHead,
     counts = torch.bincount(y, minlength=self.n_classes)
     if dist.is_available() and dist.is_initialized():
         for o in (sums, counts): dist.all_reduce(o)
+    if self.mean == 'batches': # the mean of the batch, counted once
+        sums = sums/counts[:,None].clamp(min=1)
+        counts = counts.clamp(max=1)
     self.sums += sums
     self.counts += counts
     self.protos.copy_(self.sums/self.counts[:,None].clamp(min=1))

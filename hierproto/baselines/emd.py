@@ -34,7 +34,7 @@ class EMDLoss(ScoreLoss):
         costs = self.costs.to(scores.dtype).index_select(0, targets)
         groups = self.group_labels
         own = logp.gather(1, targets[:,None])[:,0] if groups is None else groups.log_prob(logp, targets)
-        return focal(own, self.gamma) + (logp.exp().square()*costs).sum(1)
+        return self.focal(own) + (logp.exp().square()*costs).sum(1)
 
 # %% ../../nbs/304_baselines.emd.ipynb #1cc56d9b
 @patch

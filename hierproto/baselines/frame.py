@@ -128,4 +128,4 @@ class HAFrameLoss(VectorLoss):
         cos,length = u@self.protos.t().to(z),(z*u).sum(1, keepdim=True)
         logp = (length*cos).log_softmax(1).gather(1, targets[:,None])[:,0]
         off = cos - self.S.index_select(0, targets).to(z)
-        return (1-self.alpha)*focal(logp, self.gamma) + self.alpha*off.square().sum(1)
+        return (1-self.alpha)*self.focal(logp) + self.alpha*off.square().sum(1)

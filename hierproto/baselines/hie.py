@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from ..hierarchy import *
 from ..prototypes import *
-from ..prototypes import as_floats
 from .yolo import LogProbLoss
 
 # %% ../../nbs/309_baselines.hie.ipynb #352ac97b

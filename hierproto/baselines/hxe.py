@@ -44,4 +44,4 @@ class HXELoss(ScoreLoss):
         # only differences count, and small numbers have smaller rounding errors
         scores = scores - scores.detach().amax(1, keepdim=True)
         logs = self.sums.logsumexp(scores).t().gather(0, self.path.index_select(1, targets))
-        return (self.lam.index_select(1, targets)*focal(logs.diff(dim=0), self.gamma)).sum(0)
+        return (self.lam.index_select(1, targets)*self.focal(logs.diff(dim=0))).sum(0)

@@ -35,14 +35,14 @@ def sphere_guide(
     return rank_loss(unit(protos), D, 'cosine', n, **kwargs) + sep*separation(protos)
 
 # %% ../../nbs/306_baselines.hyperspherical.ipynb #6839e9c7
-def _place(D, m, sep, n, n_steps, lr, seed):
+def _place(D, m, sep, n, n_steps, lr, seed, ties='skip'):
     g = torch.Generator(D.device).manual_seed(seed)
     x = torch.randn(len(D), m, generator=g, device=D.device).requires_grad_()
     opt = torch.optim.Adam([x], lr)
     sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, n_steps)
     for _ in range(n_steps):
         opt.zero_grad()
-        sphere_guide(x, D, sep, n, generator=g).backward()
+        sphere_guide(x, D, sep, n, ties=ties, generator=g).backward()
         opt.step()
         sched.step()
     return unit(x.detach())
@@ -57,11 +57,14 @@ def sphere_protos(
     n=200, # triplets per step
     n_steps=500, # steps of Adam; the learning rate decreases to zero
     lr=.1, # initial learning rate
-    seed=42 # of the start and the draws
+    seed=42, # of the start and the draws
+    ties='skip' # see `rank_loss`
 ):
     "Unit vectors `(K, m)` that make `sphere_guide` small"
-    D,settings = costs_for(D, len(D)),(m, sep, n, n_steps, lr, seed)
-    key = hashlib.sha1(D.cpu().contiguous().numpy()).digest(),D.device,*settings
+    D = costs_for(D, len(D))
+    settings = (m, sep, n, n_steps, lr, seed, ties)
+    digest = hashlib.sha1(D.cpu().contiguous().numpy()).digest()
+    key = (digest, D.device, *settings)
     if key not in _placed: _placed[key] = _place(D, *settings)
     return _placed[key].clone()
 

@@ -37,7 +37,7 @@ class SoftLabelLoss(ScoreLoss):
 
     def terms(self, scores, targets):
         t = self.labels.to(scores.dtype).index_select(0, targets)
-        return (t*focal(scores.log_softmax(1), self.gamma)).sum(1)
+        return (t*self.focal(scores.log_softmax(1))).sum(1)
 
 # %% ../../nbs/303_baselines.soft_labels.ipynb #6a780570
 @patch

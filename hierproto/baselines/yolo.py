@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from ..hierarchy import *
 from ..prototypes import *
-from ..prototypes import as_floats
 from ..subtree import *
 from .cross_entropy import *
 
@@ -47,6 +46,6 @@ class LogProbLoss(ScoreLoss):
     def terms(self, scores, targets):
         groups = self.group_labels
         # `TreeSoftmax` computes class by class, and so should the gradient
-        if groups is None: return focal(scores.t().gather(0, targets[None])[0], self.gamma)
+        if groups is None: return self.focal(scores.t().gather(0, targets[None])[0])
         nodes = groups.sums.logsumexp(scores)
-        return focal(nodes.t().gather(0, targets[None])[0], self.gamma)
+        return self.focal(nodes.t().gather(0, targets[None])[0])

@@ -23,7 +23,8 @@ from ..hierarchy import Hierarchy
 from ..distortion import disto_loss, sampled_disto_loss
 from ..metrics import hier_report
 from ..many import block_disto_loss
-from ..methods import METHODS, hier_learner
+from ..methods import METHODS
+from ..learner import hier_learner
 from ..backbones.resnet import resnet18_32
 from ..images import tensor_dls
 from ..features import FeatureDS

@@ -192,7 +192,7 @@ def plot_figure1(
         for _,row in _runs_of(df, o)[:1].iterrows(): _panel(ax, row, out)
     return axs
 
-# %% ../../nbs/715_paper.figure1.ipynb #1d3e0351
+# %% ../../nbs/715_paper.figure1.ipynb #5bdbfb29
 @call_parse
 def main(
     data:str='digits',       # 'digits' (a minute for all) or 'mnist' (minutes per run)
@@ -202,7 +202,6 @@ def main(
 ):
     "Train the models of Figure 1 on `data`, print the table and draw the picture in `out`"
     rs = figure1_recipes(data)
-    check_options(threads=threads)
     prepare(threads)
     if data=='digits': results_file(rs[0], out).unlink(missing_ok=True)
     df = _run(rs, out, not quiet)

@@ -22,7 +22,8 @@ from ..inference import expected_cost
 from ..body import ARCHS, arch_func, embedder, preprocessing
 from ..images import extra, hold_out, take_fraction, tensor_dls
 from ..features import FeatureDS, features
-from ..methods import METHODS, get_method, hier_learner
+from ..methods import METHODS, get_method
+from ..learner import hier_learner
 from ..testing import *
 from ..files import *
 from .recipes import *
