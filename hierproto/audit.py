@@ -6,7 +6,7 @@
 __all__ = ['known_heads', 'csv_table', 'read_predictions', 'write_text', 'answer_rows', 'paired', 'with_ends', 'interval_table',
            'savings', 'verdict_against', 'html_report', 'write_report', 'audit', 'Predictions']
 
-# %% ../nbs/505_audit.ipynb #0554a005
+# %% ../nbs/505_audit.ipynb #13c21c82
 import base64, sys, warnings
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -26,7 +26,7 @@ from .images import ImageError, find_class, read_image
 
 _all_ = ['Predictions']
 
-# %% ../nbs/505_audit.ipynb #3b615b03
+# %% ../nbs/505_audit.ipynb #be37087f
 _TEXT = dict(target='target y_true true truth ground_truth actual label'.split(),
              prediction='prediction y_pred predicted pred answer'.split(),
              file='file filename file_name path image'.split())
@@ -46,7 +46,7 @@ def known_heads(
         names.update({o: name for o in exact or found})
     return [names.get(o, o) for o in heads]
 
-# %% ../nbs/505_audit.ipynb #82f12758
+# %% ../nbs/505_audit.ipynb #d44529b6
 def _is_protected(names):
     "Are cells protected from spreadsheets? Not if one of the `names` is a formula"
     return not any(str(o)[:1] in ('=','@') for o in names)
@@ -54,7 +54,7 @@ def _is_protected(names):
 def _bare(s, protected=True): return re.sub(r"^'(?='*[=+@-])", '', str(s)) if protected else str(s)
 def _name(s, protected=True): return _bare(tidy_name(str(s)), protected)
 
-# %% ../nbs/505_audit.ipynb #6fba9f7d
+# %% ../nbs/505_audit.ipynb #652114be
 def _json_table(f, classes):
     "The rows of `hierproto_predict --out x.jsonl` as a DataFrame"
     rows = [json.loads(o) for o in Path(f).read_text(encoding='utf-8-sig').splitlines() if o.strip()]
@@ -69,7 +69,7 @@ def _excel_table(f, classes):
     numbers = {o.casefold() for o in classes} - {*_TEXT}
     return df.apply(lambda o: o if o.name.casefold() in numbers else o.map(str))
 
-# %% ../nbs/505_audit.ipynb #3029fc86
+# %% ../nbs/505_audit.ipynb #f0df22da
 def csv_table(
     f, # a CSV file with a column for targets, predictions or files
     classes=None # names of classes, whose columns are numbers; other columns are text. None: numbers where possible
@@ -96,7 +96,7 @@ def _heads(f, classes):
     sep = first(found, lambda s: {*found[s]} & {*_TEXT}) or ','
     return found[sep], sep
 
-# %% ../nbs/505_audit.ipynb #15c51ddb
+# %% ../nbs/505_audit.ipynb #39fbd85c
 def _table(f, classes):
     "The table in the file `f`, with a column `target`, and notes on it"
     readers = {'.jsonl': _json_table, '.xlsx': _excel_table}
@@ -120,7 +120,7 @@ def _folder_classes(files, classes):
     folders, names = [re.split(r'[/\\]', o)[:-1] for o in files], {n: n for n in classes}
     return [find_class(o, names) or (o[-1] if o else '') for o in folders]
 
-# %% ../nbs/505_audit.ipynb #bfea4aae
+# %% ../nbs/505_audit.ipynb #d873094c
 def _labels(col, index, h, f, notes, protected=True):
     "Numbers of the nodes named in the column `col`; what had to be interpreted is added to `notes`"
     codes, texts = pd.factorize(col)
@@ -147,7 +147,7 @@ def _unknown(name, col, h, where):
     known = f'; classes are {quoted(h.leaves)}' if why.endswith(repr(name)) else ''
     fail(f'{why}{known} (column {col.name!r})', where)
 
-# %% ../nbs/505_audit.ipynb #cd138b81
+# %% ../nbs/505_audit.ipynb #1f4f8edf
 def _columns(heads, index, f):
     "The column of each class; an empty list if there are none"
     folded = _unique_folded(index)
@@ -159,7 +159,7 @@ def _columns(heads, index, f):
     if lacking: fail(f'no column of probabilities for {quoted(lacking.values())}; {hint}', f)
     return [of[k] for k in range(len(of))]
 
-# %% ../nbs/505_audit.ipynb #a1b5425f
+# %% ../nbs/505_audit.ipynb #87d56366
 def _numbers(df, cols, f):
     "The columns `cols` as numbers (N, K); a percent sign is dropped"
     clean = lambda o: o if pd.api.types.is_numeric_dtype(o) else o.astype(str).str.rstrip('% ').str.replace(',', '.')
@@ -184,7 +184,7 @@ def _probs(df, cols, f, scores=False, notes=()):
     if off.max() > 1e-4: notes.append(f'probabilities are rounded, rows sum to {sums.min():.4g} to {sums.max():.4g}: divided by their sum')
     return P/P.sum(1, keepdim=True)
 
-# %% ../nbs/505_audit.ipynb #ced6c3ca
+# %% ../nbs/505_audit.ipynb #2dd481d6
 def _check_range(P, cols, f):
     "Raise an error about the first number of `P` that is not between 0 and 1"
     for i,k in ((P < 0) | (P > 1)).nonzero()[:1].tolist():
@@ -195,10 +195,10 @@ def _are_probs(P):
     "Are the rows of `P` probabilities, rounded perhaps?"
     with warnings.catch_warnings(), suppress(HierarchyError):
         warnings.simplefilter('ignore')
-        return looks_like_probs(P)
+        return torch.allclose(as_probs(P).double(), P/P.sum(1, keepdim=True), atol=1e-5)
     return False # most rows nearly sum to one
 
-# %% ../nbs/505_audit.ipynb #833184ea
+# %% ../nbs/505_audit.ipynb #613b6d59
 def read_predictions(
     f, # a .csv or .xlsx file, or .jsonl from hierproto_predict
     h, # the `Hierarchy` or `CostMatrix` of the classes
@@ -218,7 +218,7 @@ def read_predictions(
     further = df[[c for c in df if c not in (*_TEXT, *cols, groups)]]
     return Predictions(nodes_in('target'), h, preds, probs, files, notes, units, further)
 
-# %% ../nbs/505_audit.ipynb #b7dc6f91
+# %% ../nbs/505_audit.ipynb #bc062c6d
 _FORMULA = re.compile(r"'*[=@]|'+[+-]|[+-](?!(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$)", re.I) # numbers may have a sign
 def _cell(s): return f"'{s}" if isinstance(s, str) and _FORMULA.match(s) else s
 
@@ -239,7 +239,7 @@ def write_text(
         o.detach()
     write_whole(f, write)
 
-# %% ../nbs/505_audit.ipynb #5429da67
+# %% ../nbs/505_audit.ipynb #f015ac36
 def answer_rows(
     h, # a `Hierarchy` or costs
     batches, # of files, names of targets, numbers of answers, and probabilities (B, K)
@@ -252,7 +252,7 @@ def answer_rows(
         for f,t,a,p in zip(files, truth, answers.tolist(), probs.double().round(decimals=6).tolist()):
             yield [str(f), *[t or '']*targets, names[a], *p]
 
-# %% ../nbs/505_audit.ipynb #a183a773
+# %% ../nbs/505_audit.ipynb #57b1fe88
 def paired(
     p, # `Predictions`
     other, # `Predictions` of another model for the same files
@@ -278,7 +278,7 @@ def _check_targets(p, targets, names):
         a, b = (p.h.node_names()[o[i]] for o in (p.targets, targets))
         fail(f'the target of {p.files[i]!r} is {a!r} in {names[0]} and {b!r} in {names[1]}')
 
-# %% ../nbs/505_audit.ipynb #41494901
+# %% ../nbs/505_audit.ipynb #ee886886
 def with_ends(
     value, # a number
     low, high, # ends of its interval, NaN if it has none
@@ -296,7 +296,7 @@ def interval_table(
     order = dict.fromkeys(m for o in cells.values() for m in o.index)
     return pd.DataFrame(cells, [*order]).fillna('–').replace('nan', '–')
 
-# %% ../nbs/505_audit.ipynb #e54fd689
+# %% ../nbs/505_audit.ipynb #f08f8be5
 def savings(
     lines # of `with_rules`
 ):
@@ -312,7 +312,7 @@ def savings(
     ece = 100*calibration_error(p.probs[p.known], p.targets[p.known], probs=True).item() if p.known.any() else math.nan
     return [*filter(None, res), f'This relies on the probabilities, whose calibration error is {ece:.1f} points.']
 
-# %% ../nbs/505_audit.ipynb #42c6cc2d
+# %% ../nbs/505_audit.ipynb #85c9c8ee
 def _title_part(p, lines):
     "The number of samples, and the measures of `lines` with intervals"
     known, K = int(p.known.sum()), len(p.h)
@@ -322,7 +322,7 @@ def _title_part(p, lines):
             html_table(interval_table(lines), cls='measures'),
             P('With 95% intervals, by the bootstrap. AHC: average cost of an answer, 0 if right; severity: average cost of a mistake; groups count as mistakes.', cls='note')]
 
-# %% ../nbs/505_audit.ipynb #601ff84c
+# %% ../nbs/505_audit.ipynb #cb44f326
 def _short(name): return plain(name if len(name) <= 80 else f'{name[:50]}…{name[-29:]}')
 
 def _order(h):
@@ -345,7 +345,7 @@ def _matrix(p, most=20000, shown=40):
     matrix = dict(names=[_short(names[k]) for k in order], rows=len(p.h), cells=wrong+right)
     return dict(matrix=matrix, mistakes=rows, images=images)
 
-# %% ../nbs/505_audit.ipynb #35bf46c3
+# %% ../nbs/505_audit.ipynb #06bd7bed
 def _thumb(f, side=96):
     "The image in the file `f`, made small, as a data URL; None if it cannot be read"
     try: img, data = read_image(f), io.BytesIO()
@@ -359,7 +359,7 @@ def _thumbs(files):
     found = [(plain(f), _thumb(f)) for f in files]
     return [o for o in found if o[1]]
 
-# %% ../nbs/505_audit.ipynb #46296729
+# %% ../nbs/505_audit.ipynb #65ccb6fb
 def _curve(p, most=2*10**7):
     "Threshold, share of right answers, share of classes and cost of `back_off`, of some samples if there are many"
     at = p.known.nonzero()[:,0]
@@ -375,14 +375,14 @@ def _tree(p):
     for i,q in enumerate(p.h.parent.tolist()[:-1]): nodes[q][3].append(nodes[i])
     return nodes[-1]
 
-# %% ../nbs/505_audit.ipynb #cd4ac329
+# %% ../nbs/505_audit.ipynb #44296154
 def _fit_data(fit):
     "The verdict of `fit`, its true cost, and a histogram of the costs of shuffled trees"
     ends = np.histogram_bin_edges([fit.true, *fit.shuffled], 40)
     bars = np.histogram(fit.shuffled, ends)[0]
     return dict(says=fit.says, true=fit.true, ends=ends[[0,-1]].tolist(), bars=bars.tolist())
 
-# %% ../nbs/505_audit.ipynb #8cfb3278
+# %% ../nbs/505_audit.ipynb #5bf3e960
 def _p_text(p): return '–' if p!=p else '< 0.001' if p < .001 else f'{p:.3f}'
 
 def _changes_table(t):
@@ -404,7 +404,7 @@ def _against_part(p, other, name):
         if len(t): parts += [P(what), _changes_table(t.head(10))]
     return Section(*parts, *_pairs_of_images(p, other), id='against')
 
-# %% ../nbs/505_audit.ipynb #5ea66d4f
+# %% ../nbs/505_audit.ipynb #d40cdad5
 def verdict_against(
     d, # a table of `differences`
     name # of the other predictions
@@ -416,7 +416,7 @@ def verdict_against(
     return (f'The average cost is {word}: {o.after:.3f}, and {o.before:.3f} for {name} '
             f'({o.change:+.3f}; {chance(o.low, o.high, o.p)}).')
 
-# %% ../nbs/505_audit.ipynb #01e6e14d
+# %% ../nbs/505_audit.ipynb #8676140a
 def _pairs_of_images(p, other, most=24):
     "Images whose answers differ most in cost between `other` and `p`, with both answers"
     if p.files is None: return []
@@ -435,7 +435,7 @@ def _pairs_of_images(p, other, most=24):
 
 def _captioned(src, alt, text): return Figure(Img(src=src, alt=alt, title=alt), Figcaption(_short(text)))
 
-# %% ../nbs/505_audit.ipynb #4825ec79
+# %% ../nbs/505_audit.ipynb #3183fec0
 def _slice_part(t):
     "A table of `slices`, worse ones first, with a sentence"
     worse = t[t.worse]
@@ -462,7 +462,7 @@ def _suspect_part(p, t):
 
 def _short_text(o): return _short(o) if isinstance(o, str) else o
 
-# %% ../nbs/505_audit.ipynb #488f813c
+# %% ../nbs/505_audit.ipynb #a07a717f
 def _interactive_parts(data, tree):
     "The sections that the script fills with `data`"
     what, order = ('hierarchy','in the order of the hierarchy') if tree else ('costs','in the order of the table of costs')
@@ -478,7 +478,7 @@ def _interactive_parts(data, tree):
         tree=[H2('The hierarchy'), Button('Fold or unfold all', id='fold')])
     return {k: Section(*v, id=k) for k,v in sections.items() if data.get(k)}
 
-# %% ../nbs/505_audit.ipynb #39d95964
+# %% ../nbs/505_audit.ipynb #f9a5fb88
 def html_report(
     p, # `Predictions`
     title='Audit', # of the page
@@ -501,30 +501,30 @@ def html_report(
              script.pop('mistakes', ''), script.pop('matrix', ''), _suspect_part(p, suspects) if len(suspects) else '', *script.values()]
     return page(title, *parts, data=data, notes=[f'Fingerprint {h.fingerprint}', *p.notes])
 
-# %% ../nbs/505_audit.ipynb #d52d99da
+# %% ../nbs/505_audit.ipynb #baf1e055
 def write_report(p, out, title, name='as given', fit=None, against=None):
-    "Write page and tables on `p`, called `name`, into the folder `out`, and print the measures and what `fit` says"
+    "Write the page and the table on `p`, called `name`, into the folder `out`, and print what they say"
     lines, fit = p.with_rules(name), p.tree_fit() if fit is None else fit
-    tables = dict(table=p.table(name), intervals=_long(lines), slices=p.slices())
-    if p.probs is not None: tables['suspects'] = p.suspects()
-    if against: tables.update(_against_tables(p, against[0]))
-    for k,t in tables.items():
-        if len(t): write_text(out/f'{k}.csv', t)
+    write_text(out/'table.csv', p.table(name))
     write_text(out/'report.html', html_report(p, title, name, fit, against))
     for o in _summary(p, lines, fit, against): print(plain(o))
     print(plain(f"\nReport: {out/'report.html'}"))
+
+def _tables(p, other=None):
+    "What the page shows, as tables, by the name of their file; `other` are the predictions to compare with"
+    res = dict(mistakes=p.costly(100).drop(columns='examples', errors='ignore'), intervals=_long(p.with_rules()),
+               slices=p.slices())
+    if p.probs is not None: res['suspects'] = p.suspects()
+    if other is None: return res
+    return dict(res, differences=p.differences(other).rename_axis('measure'), by_class=p.by_class(other),
+                changed_confusions=p.changed_confusions(other, 100))
 
 def _long(lines):
     "One row per line and measure: value and ends of the interval"
     parts = [p.intervals().rename_axis('measure').reset_index().assign(line=name) for name,p in lines.items()]
     return pd.concat(parts, ignore_index=True)[['line','measure','value','low','high']]
 
-def _against_tables(p, other):
-    "The tables that compare `p` with `other`, by name of their file"
-    return dict(differences=p.differences(other).rename_axis('measure'), by_class=p.by_class(other),
-                changed_confusions=p.changed_confusions(other, 100))
-
-# %% ../nbs/505_audit.ipynb #b493203f
+# %% ../nbs/505_audit.ipynb #4d184807
 def _summary(p, lines, fit, against):
     "Yields what the report says, as text"
     yield f'\n{len(p):,} samples of {len(p.h)} classes\n'
@@ -536,7 +536,7 @@ def _summary(p, lines, fit, against):
         yield f'Costlier than the rest: {o.column} {o.slice}, {o.AHC:.2f} against {o.rest:.2f} elsewhere.'
     if fit: yield '\n' + fit.says
 
-# %% ../nbs/505_audit.ipynb #524ddca6
+# %% ../nbs/505_audit.ipynb #fa1a8f04
 def _failure(p, fail_above, worse_than, name):
     "Why `p` does not pass: a cost above `fail_above`, or reliably above that of the paired predictions `worse_than`"
     o = p.intervals().loc['AHC']
@@ -546,18 +546,18 @@ def _failure(p, fail_above, worse_than, name):
     d = p.differences(worse_than)
     return verdict_against(d, name) if d.p.AHC < .05 and d.change.AHC > 0 else ''
 
-# %% ../nbs/505_audit.ipynb #3ac59a0e
+# %% ../nbs/505_audit.ipynb #5366c606
 def audit(
     predictions:str, # table (.csv, .xlsx or .jsonl) with `target` and `prediction`, or a probability per class
     classes:str, # .csv or .json file of the tree or costs, or a tree of the library; after --subset, hierarchy.json
     out:str='audit', # folder for report.html and its tables
-    against:str='', # table of another model for the same files: differences with intervals
+    against:str=None, # table of another model for the same files: differences with intervals
     groups:str='', # column with what samples belong to, such as patients or sites: intervals are over these
     scores:bool=False, # the columns are scores (logits), not probabilities
     shuffles:int=1000, # number of shuffled hierarchies to compare with; 0 for none
     seed:int=0, # of the shuffling
     fail_above:float=None, # end with status 1 if the average cost is above this
-    fail_worse_than:str='', # table of another model: end with status 1 if the average cost is reliably above its cost
+    fail_worse_than:str=None, # table of another model: end with status 1 if the average cost is reliably above its cost
     force:bool=False # overwrite a report in the folder
 ):
     "What the mistakes of any model cost: read its predictions, print a table and write a page"
@@ -569,9 +569,10 @@ def audit(
     p = read_predictions(predictions, h, scores, groups)
     def of(f): return paired(p, read_predictions(f, h, scores), (Path(predictions).name, Path(f).name))
     other, base = (of(f) if f else None for f in (against, fail_worse_than))
-    write_text(out/'mistakes.csv', p.costly(100).drop(columns='examples', errors='ignore'))
+    for name, t in _tables(p, other).items():
+        if len(t) or name=='mistakes': write_text(out/f'{name}.csv', t)
     write_report(p, out, f'Audit of {Path(predictions).name}', fit=shuffles > 0 and p.tree_fit(shuffles, seed),
                  against=(other, Path(against).name) if against else None)
     for o in p.notes: print(plain(f'Note: {o}'))
-    why = _failure(p, fail_above, base, Path(fail_worse_than).name)
+    why = _failure(p, fail_above, base, Path(fail_worse_than or '').name)
     if why: sys.exit(plain(f'hierproto_audit: {why}'))
