@@ -133,7 +133,7 @@ def test_two_models_are_paired_by_file(tmp_path, capsys):
     y, P = softmax_rows()
     files = [f'{i}.png' for i in range(len(y))]
     order = np.random.default_rng(1).permutation(len(y))
-    better = .5*P + .5*np.eye(12)[y]
+    better = np.where(np.arange(len(y))[:, None] % 2, P, .5*P + .5*np.eye(12)[y])
     new = table(tmp_path, better, y, 'new.csv', file=files)
     old = table(tmp_path, P[order], y[order], 'old.csv', file=[files[i] for i in order])
     tree.to_csv(tmp_path/'classes.csv')
