@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 READY  := .venv/.ready
+NEWEST := $(addprefix tests/test_, $(addsuffix .py, distortion hierarchy learner numerics properties regressions v02))
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs bench stress clean
+.PHONY: help demo test test-newest docs bench stress clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The stamp is newer than settings.ini and setup.py exactly when the environment holds what they ask for.
 $(READY): settings.ini setup.py
@@ -22,6 +23,13 @@ demo: $(READY) ## the six models of Figure 1 on scikit-learn's digits: a table, 
 test: $(READY) ## everything that must pass: package and notebooks in step, every notebook, pytest
 	$(BIN)/python tools/test.py
 
+# nbdev below 3 needs an older fastcore than the newest fastai: the package itself works with both
+test-newest: ## the tests that need no nbdev, with the newest version of everything, in .venv-newest
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager pip '.[onnx,serve,weights]' pytest hypothesis httpx
+	.venv-newest/bin/python -m pip uninstall --quiet --yes hierproto
+	PYTHONPATH=. OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -q $(NEWEST)
+
 docs: $(READY) ## build the docs site into _docs/
 	$(BIN)/python tools/docs.py
 
@@ -32,4 +40,4 @@ stress: $(READY) ## properties, bad input, faults and an hour of trainings at fu
 	$(BIN)/python tools/stress.py
 
 clean: ## remove what the other targets made
-	rm -rf .venv _docs _proc demo build *.egg-info
+	rm -rf .venv .venv-newest _docs _proc demo build *.egg-info

@@ -16,7 +16,7 @@ from .hierarchy import *
 from .hierarchy import read_hierarchy
 from .images import hold_out
 from .inference import CRM, argmax_rule, expected_cost
-from .metrics import calibration_error, hier_report
+from .metrics import calibration_error, hier_report, level_metric_names
 from .learner import add_norm, hier_learner, use_rule
 from .stats import MARGIN, holm, t_interval
 from .methods import METHODS, get_method
@@ -86,7 +86,7 @@ _RULES = dict(argmax=lambda scores, D: scores, crm=lambda scores, D: -expected_c
 def _measure(scores, y, h, rule='argmax'):
     "Metrics of `scores` (N, K) for the classes `y` under the decision `rule`"
     res = hier_report(_RULES[rule](scores, h), y, h)
-    levels = [v for k,v in res.items() if k.endswith('_accuracy')]
+    levels = [res[k] for k in level_metric_names(h)]
     return dict(er=res['error_rate'], ahc=res['average_cost'], severity=res['mistake_severity'],
                 top5_cost=next(v for k,v in res.items() if k.startswith('hier_dist')), levels=json.dumps(levels),
                 nll=F.cross_entropy(scores, y).item(), ece=calibration_error(scores, y).item())

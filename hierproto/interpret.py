@@ -49,7 +49,7 @@ def from_learner(cls:HierInterpretation,
     rule = getattr(learn, 'rule', None)
     act = None if rule is None else noop # a rule decides from scores
     preds, targs, decoded, losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True, act=act)
-    if rule is not None: decoded = rule(preds)
+    if rule is not None and not getattr(rule, 'groups', False): decoded = rule(preds) # a matrix of classes
     targs = targs.as_subclass(Tensor).long()
     if targs.shape[1:] == (1,): targs = targs[:,0] # tables
     return cls(learn, dl, losses, D, targs, decoded.as_subclass(Tensor))

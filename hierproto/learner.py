@@ -15,7 +15,7 @@ from .hierarchy import *
 from .prototypes import *
 from .metrics import *
 from .callbacks import *
-from .inference import BackOff, argmax_rule, get_rule
+from .inference import argmax_rule, get_rule
 from .methods import *
 from .body import *
 from .moved import moved_names
@@ -58,7 +58,9 @@ def _example(dls):
 class RuleDecoder:
     "Classes of predictions by the rule of `learn`, where fastai asks the loss"
     def __init__(self, learn): self.learn = learn
-    def __call__(self, preds): return _decode(self.learn.rule, preds)
+    def __call__(self, preds):
+        names_groups = getattr(self.learn.rule, 'groups', False) # fastai decodes classes only
+        return _decode(argmax_rule if names_groups else self.learn.rule, preds)
 
 def _decode(rule, preds):
     "Answers of `rule`, which takes scores, for `preds`, scores or probabilities"
@@ -69,10 +71,9 @@ def _decode(rule, preds):
 # %% ../nbs/404_learner.ipynb #3ec87fef
 def use_rule(
     learn, # a `Learner`
-    rule # a name, or a function from scores (B, K) to class numbers (B,); constants added to a row must not matter
+    rule # 'argmax', 'crm', 'back_off' or a function from scores (B, K) to nodes (B,) that ignores constants added to a row
 ):
     "Let `learn` decide by `rule` in metrics, predictions and interpretation"
-    if isinstance(rule, BackOff): raise ValueError('`BackOff` answers with groups: use `predict_path(rule=...)`')
     learn.rule = get_rule(rule, getattr(learn, 'hierarchy', None))
     if not hasattr(learn.loss_func, 'decodes'): return
     own = vars(learn.loss_func).get('decodes')

@@ -15,7 +15,7 @@ from .hierarchy import *
 from .distortion import embed_metric
 from .prototypes import *
 from .callbacks import *
-from .inference import CRM, argmax_rule
+from .inference import CRM, argmax_rule, get_rule
 from .baselines.cross_entropy import *
 from .baselines.hxe import *
 from .baselines.soft_labels import *
@@ -52,7 +52,7 @@ class Method:
 
     def decide(self, h):
         "Its decision rule for the costs `h`"
-        return argmax_rule if self.rule is None else self.rule(h)
+        return argmax_rule if self.rule is None else get_rule(self.rule(h), h)
 
 # %% ../nbs/311_methods.ipynb #bbc3a880
 _loss_args = dict(gamma=0., detach_focal=False, weight=None, ignore_index=-100)

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from fastcore.xml import H1, Div, P, Safe, to_xml
-from .cli import plain
+from .files import plain
 
 # %% ../nbs/500_pages.ipynb #937d630b
 def html_table(

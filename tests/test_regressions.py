@@ -13,8 +13,9 @@ from hierproto.features import FeatureDS, features
 from hierproto.fit import fit
 from hierproto.predict import _given
 from hierproto.prototypes import DataLoss, FocalDataLoss
-from hierproto.inference import BackOff, class_path
+from hierproto.inference import BackOff, Decide, back_off, class_path
 from hierproto.learner import use_rule
+from hierproto.metrics import coverage, error_rate, specificity
 from hierproto.saving import ModelError, Predictor
 
 
@@ -88,8 +89,8 @@ def test_features_notice_changed_pictures(pictures, how, tmp_path):
 def test_decisions_do_not_depend_on_the_batch():
     "A row of scores that happens to sum to one is still a row of scores"
     D,s = CostMatrix([[0,1.],[2,0]], warn=False),torch.tensor([[.28,.72],[2.,-1.]])
-    rule = CRM(D)
-    assert rule(s).tolist()==[rule(o[None]).item() for o in s]
+    model = Decide(torch.nn.Identity(), CRM(D))
+    assert model(s).tolist()==[model(o[None]).item() for o in s]
 
 
 def test_metrics_and_interpretation_follow_the_rule_of_the_method(tmp_path):
@@ -604,7 +605,29 @@ def test_rules_with_the_classes_in_another_order():
     with pytest.raises(HierarchyError, match='another order'): use_rule(learn, CRM(h))
     with pytest.raises(HierarchyError, match='another order'): learn.predict_path(x[0], rule=CRM(h))
     use_rule(learn, CRM(h, dls.vocab))
-    with pytest.raises(ValueError, match='answers with groups'): use_rule(learn, BackOff(h, .9, dls.vocab))
+    with pytest.raises(HierarchyError, match='another order'): use_rule(learn, BackOff(h, .9))
+
+
+def test_back_off_is_a_full_rule():
+    "Metrics and answers follow it; the names that fastai's `predict` gives stay classes"
+    h = Hierarchy.from_paths([('animal','zebra'), ('animal','cat'), ('plant','oak')])
+    x,y = torch.rand(60, 4),torch.arange(3).repeat(20)
+    dls = tensor_dls((x,y), (x,y), ['cat','oak','zebra'], bs=16)
+    learn = hier_learner(dls, torch.nn.Identity(), h, 'cross_entropy', m=4, pretrained=False)
+    learn.metrics = hier_metrics(h, ['error_rate','average_cost','coverage','specificity'])
+    tree = learn.hierarchy
+    for rule in ('back_off', BackOff(tree, .5), BackOff(h, .5, dls.vocab)):
+        use_rule(learn, rule)
+        with learn.no_bar():
+            shown = learn.validate()[1:]
+            scores,targs,decoded = learn.get_preds(with_decoded=True, act=noop)
+        answers = back_off(scores, tree, .5)
+        assert (answers>=3).any() and (decoded<3).all()
+        want = [error_rate(answers, targs), tree.pair_costs(answers, targs).double().mean(),
+                coverage(answers, targs, tree), specificity(answers, tree).mean()]
+        assert list(shown)==pytest.approx([o.item() for o in want], abs=1e-6)
+        names = [*tree.node_names()[:-1], 'anything']
+        assert learn.answers()==[names[i] for i in answers.tolist()]
 
 
 def test_few_classes_cannot_condemn_a_tree():

@@ -323,12 +323,16 @@ class _KeepLabels(Callback):
 # %% ../../nbs/711_paper.runs.ipynb #7dec46e2
 _SHORT = dict(error_rate='er', average_cost='ahc')
 
+_MEASURES = 'error_rate average_cost mistake_severity hier_dist_at_k mean_iou calibration_error'.split()
+_TREE_MEASURES = 'hier_precision hier_recall hier_f1 level_accuracy'.split()
+
 def _test_dl(learn): return learn.dls.loaders[1:3][-1] # the validation set, if there is no other
 
 def _measure(learn, h, ignore_index=None):
     "All metrics on the test set, and the labels"
     dl,keep = _test_dl(learn),_KeepLabels()
-    learn.metrics = hier_metrics(h, 'all', ignore_index=ignore_index)
+    names = [*_MEASURES, *_TREE_MEASURES*isinstance(h, Hierarchy)]
+    learn.metrics = hier_metrics(h, names, ignore_index=ignore_index)
     with _quiet(learn): loss,*values = learn.validate(dl=dl, cbs=keep)
     res = {_SHORT.get(m.name, m.name): v for m,v in zip(learn.metrics, values, strict=True)}
     levels = [res.pop(k) for k in list(res) if k.endswith('_accuracy')]
