@@ -32,7 +32,8 @@ def disk_full(
     path # of the file that could not be written
 ):
     "The error to raise when the disk is full"
-    return OSError(errno.ENOSPC, 'No space left on device: the disk is full, free some space and run again', str(path))
+    why = 'No space left on device: the disk is full, free some space and run again'
+    return OSError(errno.ENOSPC, why, str(path))
 
 # %% ../nbs/001_files.ipynb #5e33ef36
 def write_whole(
@@ -42,7 +43,8 @@ def write_whole(
     "Replace the file at `path` in one step by what `write` writes"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f'{path.name}.{platform.node()}.{os.getpid()}.{threading.get_ident()}.part')
+    writer = f'{platform.node()}.{os.getpid()}.{threading.get_ident()}'
+    part = path.with_name(f'{path.name}.{writer}.part')
     raw = None
     try:
         raw = _NotingFile(part, 'wb')
@@ -67,7 +69,7 @@ def locked(
 
 # %% ../nbs/001_files.ipynb #2b2d30d7
 def _parse_row(lines, width):
-    "The cells of the row that starts with the first of `lines`, or None if it is torn, and how many lines it has"
+    "The cells of the row at the start of `lines`, or None if it is torn, and how many lines it has"
     reader = csv.reader(iter(lines), strict=True)
     try: cells = next(reader)
     except (csv.Error, StopIteration): return None, 1
@@ -79,7 +81,9 @@ def _parse(text):
     whole = text[:text.rfind(b'\n')+1].decode(errors='replace')
     lines = [f'{line}\n' for line in whole.split('\n')[:-1]]
     if not lines: return [], [], {}
-    header, rows, torn, i = next(csv.reader(lines[:1])), [], {}, 1
+    header = next(csv.reader(lines[:1]))
+    rows, torn = [], {}
+    i = 1
     while i < len(lines):
         cells, n = _parse_row(lines[i:i+1000], len(header))
         if cells: rows.append(cells)
@@ -91,8 +95,8 @@ def _parse(text):
 def _check_ours(path, header):
     "Refuse a table that is not a results file"
     if not header or header[0] == 'run_id': return
-    raise ValueError(f"{path} is not a results file of hierproto: its first column is {header[0]!r} instead of 'run_id'; "
-                     'use another folder or file')
+    raise ValueError(f'{path} is not a results file of hierproto: its first column is {header[0]!r} '
+                     "instead of 'run_id'; use another folder or file")
 
 def _read(path):
     "Header, complete rows and torn lines of the results file at `path`, all empty if there is none"
@@ -116,7 +120,16 @@ def _as_csv(rows):
 def _check_columns(path, row, columns):
     "Refuse a `row` with a column that is not in `columns`"
     new = [k for k in row if k not in columns]
-    if new: raise ValueError(f"{path} has no column for {', '.join(new)}: its runs had other settings, use another folder")
+    if not new: return
+    raise ValueError(f"{path} has no column for {', '.join(new)}: its runs had other settings, "
+                     'use another folder')
+
+def _cells(row, columns):
+    "The dict `row` as cells of `columns`: pandas formats numbers, and leaves missing values empty"
+    import pandas as pd # commands report errors without waiting for pandas
+    df = pd.DataFrame([row]).reindex(columns=columns)
+    text = df.to_csv(index=False, header=False, lineterminator='\r\n')
+    return next(csv.reader(io.StringIO(text, newline='')))
 
 def _append(path, data, end):
     "Write the bytes `data` to the file at `path` from byte `end` on, all or nothing"
@@ -138,7 +151,7 @@ def add_row(
     row,    # a dict
     columns # of a new file; `run_id` is the first
 ):
-    "Append `row` to the CSV at `path` unless its `run_id` is there; returns whether it was appended"
+    "Append `row` to the CSV at `path` unless its `run_id` is there; returns True if appended"
     path = Path(path)
     with locked(path):
         text = path.read_bytes() if path.exists() else b''
@@ -147,11 +160,8 @@ def add_row(
         if row['run_id'] in {r[0] for r in rows}: return False
         columns = header or columns
         _check_columns(path, row, columns)
-        # pandas writes numbers, and empty cells for missing values
-        import pandas as pd # commands report errors without waiting for pandas
-        cells = pd.DataFrame([row]).reindex(columns=columns).to_csv(index=False, header=False, lineterminator='\r\n')
-        cells = next(csv.reader(io.StringIO(cells, newline='')))
-        data = _as_csv(([] if header else [columns]) + [cells])
+        new = [_cells(row, columns)]
+        data = _as_csv(new if header else [columns, *new])
         _append(path, data.encode(), text.rfind(b'\n')+1)
     return True
 
@@ -170,8 +180,9 @@ def read_rows(
     done = {cells[0] for cells in rows}
     for i, line in torn.items():
         run = line.split(',', 1)[0]
-        if run not in done:
-            warnings.warn(f'{path}, line {i}: the row of run {run!r} is torn and left out; run it again to replace it')
+        if run in done: continue
+        warnings.warn(f'{path}, line {i}: the row of run {run!r} is torn and left out; '
+                      'run it again to replace it')
     import pandas as pd
     if not header: return pd.DataFrame()
     return pd.read_csv(io.StringIO(_as_csv([header, *rows])), dtype=dict(run_id=str, commit=str))
@@ -187,8 +198,9 @@ def commit():
 def versions():
     "Versions of the packages that decide a result"
     import fastai, torch
-    packages = [f'{o.__name__} {o.__version__}' for o in (torch,fastai)]
-    return ', '.join([f'hierproto {hierproto.__version__}', f'python {platform.python_version()}', *packages])
+    ours = [f'hierproto {hierproto.__version__}', f'python {platform.python_version()}']
+    theirs = [f'{o.__name__} {o.__version__}' for o in (torch, fastai)]
+    return ', '.join([*ours, *theirs])
 
 # %% ../nbs/001_files.ipynb #f8b2e1e7
 def provenance(

@@ -28,24 +28,28 @@ def _as_path(p, sep=None):
     if isinstance(p, np.ndarray): return trim_cells(p.tolist())
     if isinstance(p, (list, tuple)): return p
     if isinstance(p, str) and sep: return p.split(sep)
-    if isinstance(p, str) and '/' in p: fail(f"{p!r} contains '/': pass sep='/', or ({p!r},) if it is one name")
+    if isinstance(p, str) and '/' in p:
+        fail(f"{p!r} contains '/': pass sep='/', or ({p!r},) if it is one name")
     return p,
 
 def _as_paths(paths, sep=None):
     "A list of paths"
     if hasattr(paths, '__iter__') and not isinstance(paths, (str, dict, set, pd.DataFrame)):
         return [_as_path(p, sep) for p in paths]
-    fail(f'a {type(paths).__name__} is not a list of paths; `from_frame` reads frames, `from_nested` dicts')
+    fail(f'a {type(paths).__name__} is not a list of paths; '
+         '`from_frame` reads frames, `from_nested` dicts')
 
 # %% ../nbs/004_hierarchy.ipynb #0eb3c595
 def _shared(a, b):
-    "How many names the paths `a` and `b` share at their start: the same objects, which is enough to save time"
+    "How many names, as the same objects, the paths `a` and `b` share at their start"
     return sum(takewhile(bool, map(is_, a, b)))
 
 def _grow(paths, places):
-    "The place of each class by the number of its node, and the number of each node by its parent and name"
-    numbers, ends = {}, {}
-    branch, last = [0], ()
+    "The place of each class by its node, and the number of each node by its parent and name"
+    numbers = {}
+    ends = {}
+    branch = [0]
+    last = ()
     for path, place in zip(paths, places):
         if not path: fail('a class with an empty path', place)
         shared = _shared(path, last)
@@ -54,8 +58,10 @@ def _grow(paths, places):
             node = branch[-1], as_name(name, place)
             branch.append(numbers.setdefault(node, len(numbers)+1))
         leaf = branch[-1]
-        if leaf in ends: fail(f'the class {joined(path)} is listed twice (first: {ends[leaf]})', place)
-        ends[leaf], last = place, path
+        if leaf in ends:
+            fail(f'the class {joined(path)} is listed twice (first: {ends[leaf]})', place)
+        ends[leaf] = place
+        last = path
     return ends, numbers
 
 def _refuse_groups(paths, ends, numbers):
@@ -107,14 +113,18 @@ def _layout(ends, numbers, weights):
 # %% ../nbs/004_hierarchy.ipynb #7073c8df
 class Costs:
     "What `Hierarchy` and `CostMatrix` have in common: the names of the classes, in `leaves`"
-    places, _paths, level_names = None, (), ['class']
+    places = None           # where each class was found
+    _paths = ()             # none without a tree
+    level_names = ['class']
+
     def __len__(self): return len(self.leaves)
-    def __eq__(self, other): return type(other) is type(self) and self.fingerprint == other.fingerprint
     def __hash__(self): return hash(self.fingerprint)
+    def __eq__(self, other):
+        return type(other) is type(self) and self.fingerprint == other.fingerprint
 
     @property
     def fingerprint(self):
-        "Twelve hexadecimal digits that change with any name, edge or cost, and with the order of the classes"
+        "Twelve hexadecimal digits that change with any name, edge, cost, and the order of classes"
         return hashlib.sha256(json.dumps(self._state).encode()).hexdigest()[:12]
 
     def __getattr__(self, name):
@@ -131,14 +141,15 @@ class Hierarchy(Costs):
         titles=None,  # a longer name for each class
         name=None,    # of the tree
         places=None,  # where each path was found, for errors
-        level_names=None, # names of the levels below the root, coarsest first, e.g. `['family','species']`
+        level_names=None, # of the levels below the root, e.g. `['family','species']`
         warn=True,    # about names that look alike
     ):
         paths = _as_paths(paths)
         ends, numbers = _grow(paths, places or [f'path {i+1}' for i in range(len(paths))])
         _refuse_groups(paths, ends, numbers)
         if not ends: fail('no classes: a hierarchy needs at least one leaf')
-        if titles is not None and len(titles) != len(ends): fail(f'{len(titles)} titles for {len(ends)} classes')
+        if titles is not None and len(titles) != len(ends):
+            fail(f'{len(titles)} titles for {len(ends)} classes')
         facts = self.__dict__ # written directly, because a tree does not change
         facts.update(_layout(ends, numbers, _weights_by_node(weights, numbers)))
         facts['places'] = places
@@ -149,11 +160,17 @@ class Hierarchy(Costs):
         if weights: _check_range(self)
         if warn: _warn_alike(self)
 
-    def __setattr__(self, k, v): raise AttributeError(f'a Hierarchy does not change: cannot set {k!r}')
+    def __setattr__(self, k, v):
+        raise AttributeError(f'a Hierarchy does not change: cannot set {k!r}')
+
     def __reduce__(self):
-        return Hierarchy, (self._paths, self.weights, self.titles, self.name, None, self._level_names, False)
+        facts = self._paths, self.weights, self.titles, self.name, None, self._level_names
+        return Hierarchy, (*facts, False) # without a warning
+
     @cached_property
-    def _heights(self): return np.array(self._down(0., lambda w, i: w + self._w[i])) # distances from the root
+    def _heights(self): # distances from the root
+        return np.array(self._down(0., lambda w, i: w + self._w[i]))
+
     @cached_property
     def nodes(self):
         "The path of every node: classes first, the root last"
@@ -168,16 +185,19 @@ def _leaf_names(names, path):
     return unique_names(names)
 
 def _check_levels(names, depth):
-    "The first `depth` of the level `names`; None if they are only numbers, or have another meaning in a table"
+    "The first `depth` of the level `names`; None if they are no names, such as numbers"
     if names is None or any(GENERIC.fullmatch(str(n)) for n in names): return None
     names = unique_names(names)[:depth]
-    return names if len(names) == depth else fail(f'{len(names)} names for {depth} levels: {quoted(names)}')
+    if len(names) < depth: fail(f'{len(names)} names for {depth} levels: {quoted(names)}')
+    return names
 
 def _check_range(h):
     "Refuse weights of `h` that rounding would lose"
-    i, most = int(h._w[:-1].argmin()), h._heights.max()
-    if h._w[i] < max(1e-30, 1e-10*most) or most > 1e30:
-        fail(f'the edge above {joined(h._path(i))} weighs {h._w[i]:g} and the longest path {most:g}: '
+    i = int(h._w[:-1].argmin())
+    least, longest = h._w[i], h._heights.max()
+    if least < max(1e-30, 1e-10*longest) or longest > 1e30:
+        edge = joined(h._path(i))
+        fail(f'the edge above {edge} weighs {least:g} and the longest path {longest:g}: '
              'costs are lost in rounding outside 1e-30 to 1e30, or below 1e-10 of the longest')
 
 def _warn_alike(h):
@@ -205,16 +225,21 @@ def _state(self:Hierarchy): return self._paths, sorted(self.weights.items())
 def _down(self:Hierarchy, value, step):
     "One number or path per node: `value` for the root, `step(that of the parent, i)` for node `i`"
     out = [value]*len(self._names)
-    for i in reversed(range(len(out)-1)): out[i] = step(out[self._up[i]], i) # parents have higher numbers
+    for i in reversed(range(len(out)-1)): # parents have higher numbers
+        out[i] = step(out[self._up[i]], i)
     return out
 
 # %% ../nbs/004_hierarchy.ipynb #7aead21a
 @patch(cls_method=True)
-def from_paths(cls:Hierarchy, paths, weights=None, titles=None, name=None,
-    sep=None, # splits texts: `'/'` reads 'animal/cat'
-    level_names=None,
+def from_paths(cls:Hierarchy,
+    paths,        # one per class, e.g. `[('animal','cat'), ('stone',)]`, or rows of an array
+    weights=None, # edge weights other than 1, by path
+    titles=None,  # a longer name for each class
+    name=None,    # of the tree
+    sep=None,     # splits texts: `'/'` reads 'animal/cat'
+    level_names=None, # coarsest first
 ):
-    "A hierarchy from one path per class, e.g. `[('animal','cat'), ('stone',)]`, or from rows of an array"
+    "A hierarchy from one path per class"
     return cls(_as_paths(paths, sep), weights, titles, name, level_names=level_names)
 
 # %% ../nbs/004_hierarchy.ipynb #bc8f8db1
@@ -232,8 +257,9 @@ def depth(self:Hierarchy):
 # %% ../nbs/004_hierarchy.ipynb #57f69e2f
 @patch(as_prop=True)
 def level_names(self:Hierarchy):
-    "Names of the levels below the root, coarsest first: those given, or numbers and 'class' for the last"
-    return self._level_names or [*(f'level {l}' for l in range(1, self.depth)), 'class']
+    "Names of the levels below the root, coarsest first; by default numbers, and 'class'"
+    if self._level_names: return self._level_names
+    return [*(f'level {l}' for l in range(1, self.depth)), 'class']
 
 # %% ../nbs/004_hierarchy.ipynb #82afdd84
 @patch(as_prop=True)
@@ -262,12 +288,13 @@ def children(self:Hierarchy, i):
 @patch
 def __repr__(self:Hierarchy):
     name = f' {self.name!r}' if self.name else ''
-    return f"Hierarchy{name}: {len(self)} leaves, {self.n_nodes} nodes, widths {'-'.join(map(str, self.widths))}"
+    widths = '-'.join(map(str, self.widths))
+    return f'Hierarchy{name}: {len(self)} leaves, {self.n_nodes} nodes, widths {widths}'
 
 # %% ../nbs/004_hierarchy.ipynb #16afc5d5
 @patch
 def path_table(self:Hierarchy, hidden=False):
-    "Node numbers from the root down to each class, or (`hidden`) node, one row for each, padded with -1"
+    "Node numbers from the root down to each class or (`hidden`) node, one per row, padded with -1"
     k = i = torch.arange(self.n_nodes if hidden else len(self))
     table = torch.full((len(k), self.depth+1), -1)
     for _ in range(self.depth+1):
@@ -279,7 +306,8 @@ def path_table(self:Hierarchy, hidden=False):
 @patch
 def ancestors(self:Hierarchy, level):
     "Node number of each class's ancestor at `level`; a class above that level is its own"
-    if not 0 <= level <= self.depth: fail(f'level must be between 0 (the root) and {self.depth}, got {level}')
+    if not 0 <= level <= self.depth:
+        fail(f'level must be between 0 (the root) and {self.depth}, got {level}')
     at = self.path_table()[:,level]
     return torch.where(at >= 0, at, torch.arange(len(self)))
 
@@ -306,27 +334,38 @@ def sizes(self:Hierarchy, hidden=False):
     return torch.tensor(size)
 
 # %% ../nbs/004_hierarchy.ipynb #77133623
+def _tree_lines(h, i, size, deepest):
+    "Lines of text about the group `i` of `h` and the groups below it, down to the level `deepest`"
+    K = len(h)
+    level = int(h.levels[i])
+    children = h.children(i)
+    classes = ', '.join(h._names[c] for c in children if c < K)
+    name = h._names[i] or h.name or 'root'
+    line = f"{'   '*level}{name} ({size[i]})" + (classes and f': {classes}')
+    yield line if len(line) <= 110 else line[:109].rsplit(' ', 1)[0] + ' …'
+    if level == deepest: return
+    for c in children:
+        if c >= K: yield from _tree_lines(h, c, size, deepest)
+
 @patch
-def tree(self:Hierarchy, level=None):
-    "The tree as text, one line per group, down to `level`; by default as many levels as fit 60 lines"
-    K, size = len(self), self.sizes()
-    if level is None: level = max(l for l in range(self.depth) if l == 0 or (self.levels[K:] <= l).sum() <= 60)
-    def lines(i):
-        kids, l = self.children(i), int(self.levels[i])
-        own = ', '.join(self._names[c] for c in kids if c < K)
-        s = f"{'   '*l}{self._names[i] or self.name or 'root'} ({size[i]})" + (own and f': {own}')
-        yield s if len(s) <= 110 else s[:109].rsplit(' ', 1)[0] + ' …'
-        for c in kids:
-            if c >= K and l < level: yield from lines(c)
-    return '\n'.join(lines(self.n_nodes-1))
+def tree(self:Hierarchy,
+    level=None, # the deepest level of groups; by default as many as fit 60 lines
+):
+    "The tree as text, one line per group, down to `level`"
+    if level is None:
+        groups = self.levels[len(self):]
+        level = max(l for l in range(self.depth) if l == 0 or (groups <= l).sum() <= 60)
+    return '\n'.join(_tree_lines(self, self.n_nodes-1, self.sizes(), level))
 
 # %% ../nbs/004_hierarchy.ipynb #ae0d7385
 @patch
 def collapse(self:Hierarchy):
-    "The tree without groups that have one child or contain every class; other edges keep their weights"
+    "The tree without groups that have one child or contain every class"
     kids = torch.bincount(self.parent[:-1], minlength=self.n_nodes)
-    keep = (torch.arange(self.n_nodes) < len(self)) | ((kids > 1) & (self.sizes() < len(self)))
+    is_class = torch.arange(self.n_nodes) < len(self)
+    keep = is_class | ((kids > 1) & (self.sizes() < len(self)))
     if keep[:-1].all(): return self
+
     def shorten(name): return self._down((), lambda p, i: (*p, name(i)) if keep[i] else p)
     path = shorten(lambda i: self._names[i])
     count = Counter(p for p, k in zip(path, keep) if k)
@@ -341,7 +380,9 @@ def costs(self:Hierarchy, hidden=False):
     n = self.n_nodes if hidden else len(self)
     if n > 50_000: fail(f'the cost matrix of {n} classes would take {4*n*n/1e9:.0f} GB: '
                         "use `pair_costs(i, j)`, or guide='sampled' to train")
-    W, P, D = self._heights, self.path_table(hidden).T.contiguous().numpy(), np.empty((n, n), dtype=np.float32)
+    W = self._heights
+    P = self.path_table(hidden).T.contiguous().numpy()
+    D = np.empty((n, n), dtype=np.float32)
     for i in range(n):
         shared = ((P == P[:,i,None]) & (P >= 0)).sum(0)
         D[i] = W[i] + W[:n] - 2*W[P[shared-1,i]]
@@ -360,45 +401,58 @@ def _indices(n, *idx):
 @patch
 def pair_costs(self:Hierarchy, i, j):
     "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
-    i, j = a, b = _indices(self.n_nodes, i, j)
+    i, j = _indices(self.n_nodes, i, j)
     W = torch.from_numpy(self._heights)
     if i.device.type == 'mps': W = W.float() # Apple GPUs have no double precision
     levels, up, W = (o.to(i.device) for o in (self.levels, self.parent, W))
+    a, b = i, j
     for l in range(self.depth, 0, -1):
         apart = a != b
         a, b = (torch.where(apart & (levels[x] == l), up[x], x) for x in (a, b))
     return (W[i] + W[j] - 2*W[a]).float()
 
 # %% ../nbs/004_hierarchy.ipynb #93001b80
-def _case(D, i, j, names): return f'{D[i,j]:g} for predicting {names[i]!r} when {names[j]!r} is true'
+def _case(D, i, j, names):
+    return f'{D[i,j]:g} for predicting {names[i]!r} when {names[j]!r} is true'
+
+def _refuse(bad, rule, D, names):
+    "Refuse costs `D` that break a `rule` where `bad` is true"
+    cases = [_case(D, i, j, names) for i, j in bad.nonzero()[:4].tolist()]
+    if cases: fail(f"{rule}, got {', '.join(cases)}")
 
 def _check_costs(D, names):
     "Refuse a matrix `D` that cannot be costs between `names`"
-    if D.ndim != 2 or not 0 < len(D) == D.shape[1]: fail(f'a cost matrix must be square, got shape {tuple(D.shape)}')
+    square = D.ndim == 2 and 0 < len(D) == D.shape[1]
+    if not square: fail(f'a cost matrix must be square, got shape {tuple(D.shape)}')
     if len(names) != len(D): fail(f'{len(names)} class names for {len(D)} rows of costs')
     right = torch.eye(len(D), dtype=torch.bool, device=D.device)
-    for bad, rule in ((right & (D != 0), 'a right answer must cost 0'),
-                      (~right & ~((D >= 1e-30) & (D <= 1e30)), 'a wrong answer must cost between 1e-30 and 1e30')):
-        cases = [_case(D, i, j, names) for i, j in bad.nonzero()[:4].tolist()]
-        if cases: fail(f"{rule}, got {', '.join(cases)}")
+    in_range = (D >= 1e-30) & (D <= 1e30)
+    _refuse(right & (D != 0), 'a right answer must cost 0', D, names)
+    _refuse(~right & ~in_range, 'a wrong answer must cost between 1e-30 and 1e30', D, names)
 
 # %% ../nbs/004_hierarchy.ipynb #db87d897
 def _detour(D, names):
     "The worst violation of the triangle inequality in `D` as text, or None"
     worst, at = 1e-5*D.abs().max(), None
-    for l in range(0, len(D), 1 if len(D) <= 512 else len(D)//64):
+    step = 1 if len(D) <= 512 else len(D)//64
+    for l in range(0, len(D), step):
         gain = D - D[:,l,None] - D[l]
-        if gain.max() > worst: worst, at = gain.max(), (*divmod(int(gain.argmax()), len(D)), l)
+        if gain.max() > worst:
+            worst = gain.max()
+            at = *divmod(int(gain.argmax()), len(D)), l
     if at is None: return
     k, m, l = at
-    return f'{names[k]!r} to {names[m]!r} costs {D[k,m]:g}, but via {names[l]!r} {D[k,l] + D[l,m]:g}'
+    return (f'{names[k]!r} to {names[m]!r} costs {D[k,m]:g}, '
+            f'but via {names[l]!r} {D[k,l] + D[l,m]:g}')
 
 def _warn_costs(D, names):
     "Warn if `D` is not symmetric or violates the triangle inequality"
     k, l = divmod(int((D - D.T).argmax()), len(D))
     if D[k,l] - D[l,k] > 1e-5*D.max():
-        warnings.warn(f'the costs are not symmetric: {_case(D, k, l, names)}, {_case(D, l, k, names)}', stacklevel=3)
-    if d := _detour(D, names): warnings.warn(f'the costs violate the triangle inequality: {d}', stacklevel=3)
+        both = f'{_case(D, k, l, names)}, {_case(D, l, k, names)}'
+        warnings.warn(f'the costs are not symmetric: {both}', stacklevel=3)
+    if detour := _detour(D, names):
+        warnings.warn(f'the costs violate the triangle inequality: {detour}', stacklevel=3)
 
 # %% ../nbs/004_hierarchy.ipynb #7a21d68e
 def _tensor(D):
@@ -414,13 +468,14 @@ def _tensor(D):
 class CostMatrix(Costs):
     "Costs `D[predicted, true]` with the names of the classes"
     def __init__(self,
-        D,          # square, zero on the diagonal, positive elsewhere: a tensor, array, nested lists or DataFrame
+        D,          # a square tensor, array, lists or DataFrame: 0 on the diagonal, else positive
         names=None, # the classes; by default those of the DataFrame, or numbers
         warn=True,  # if the costs are not a metric, or names look alike
     ):
         if isinstance(D, pd.DataFrame): D, names = frame_costs(D, names)
         self.D = _tensor(D).detach().clone()
-        self.leaves = unique_names(range(len(self.D) if self.D.ndim else 0) if names is None else names)
+        if names is None: names = range(len(self.D) if self.D.ndim else 0)
+        self.leaves = unique_names(names)
         _check_costs(self.D, self.leaves)
         if warn:
             _warn_costs(self.D, self.leaves)
@@ -435,7 +490,8 @@ class CostMatrix(Costs):
 @patch
 def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor"
-    return self.D if not hidden else fail('costs of hidden nodes need a tree: give a Hierarchy, not a cost matrix')
+    if hidden: fail('costs of hidden nodes need a tree: give a Hierarchy, not a cost matrix')
+    return self.D
 
 @patch
 def pair_costs(self:CostMatrix, i, j):
@@ -448,8 +504,10 @@ def pair_costs(self:CostMatrix, i, j):
 def class_index(self:Costs):
     "Number of each class by name, and by path joined with `/`"
     paths = ['/'.join(p) for p in self._paths]
-    count = Counter(paths) # ('a/b','c') and ('a','b/c') join to the same text, which then names neither
-    return {**{n: k for k, n in enumerate(paths) if count[n] == 1}, **{n: k for k, n in enumerate(self.leaves)}}
+    count = Counter(paths) # ('a/b','c') and ('a','b/c') join to the same text, which names neither
+    by_path = {n: k for k, n in enumerate(paths) if count[n] == 1}
+    by_name = {n: k for k, n in enumerate(self.leaves)}
+    return {**by_path, **by_name}
 
 # %% ../nbs/004_hierarchy.ipynb #e5562722
 @patch
@@ -457,17 +515,22 @@ def suggest(self:Costs, name):
     "What the unknown class `name` may mean, or ''"
     found = [repr(l) + (f' ({self.places[k]})' if self.places else '')
              for k, l in enumerate(self.leaves) if l.endswith(f'/{name}')]
-    if found: return f"{name!r} is in {len(found)} groups: {' and '.join(found[:4])}; use the path, or remove others"
-    if name in self.level_names[-1:] and name != 'class':
-        return f'{name!r} is the header of the last column: is the first line a class? Then put names of the levels above it'
+    if found:
+        groups = ' and '.join(found[:4])
+        return f'{name!r} is in {len(found)} groups: {groups}; use the path, or remove others'
+    if name != 'class' and name == self.level_names[-1]:
+        return (f'{name!r} is the header of the last column: is the first line a class? '
+                'Then put names of the levels above it')
     near = nearest_names(name, self.leaves, 1)
     if not near: return ''
-    return f'for {name!r}, did you mean {near[0]!r}?' + (' It only looks the same.' if look(name) == look(near[0]) else '')
+    alike = ' It only looks the same.' if look(name) == look(near[0]) else ''
+    return f'for {name!r}, did you mean {near[0]!r}?{alike}'
 
 # %% ../nbs/004_hierarchy.ipynb #c07f4d2d
 def _whole(name):
     "The whole number `name` with `.0` if it has none, and without it if it has"
-    return name.removesuffix('.0') if name.endswith('.0') else f'{name}.0' if name.isdecimal() else None
+    if name.endswith('.0'): return name.removesuffix('.0')
+    return f'{name}.0' if name.isdecimal() else None
 
 @patch
 def _positions(self:Costs, names, every=False):
@@ -542,11 +605,12 @@ def find_node(self:Costs,
     same = [n for n in self.node_names() if n.rstrip('/').endswith('/' + name) or n == name]
     if same: fail(f'{name!r} is the name of {len(same)} nodes: use a path, {quoted(same)}')
     near = nearest_names(name, index)
-    fail(f'no class or group is called {name!r}' + (f'; did you mean {quoted(near)}?' if near else ''))
+    hint = f'; did you mean {quoted(near)}?' if near else ''
+    fail(f'no class or group is called {name!r}{hint}')
 
 # %% ../nbs/004_hierarchy.ipynb #b08a6221
 def as_costs(D, hidden=False):
-    "`D`, a Hierarchy, CostMatrix or matrix, as a checked tensor of costs, over all nodes if `hidden`"
+    "`D`, a tree or costs of any kind, as a checked tensor of costs, over all nodes if `hidden`"
     return (D if isinstance(D, Costs) else CostMatrix(D, warn=False)).costs(hidden)
 
 def as_tree(h, who):
@@ -562,7 +626,8 @@ def _build(facts):
 def _build_from(facts, place):
     "What `_build` makes; errors name the `place` of the facts"
     try: return _build(facts)
-    except (TypeError, ValueError, RecursionError) as e: fail(e, None if str(place) in str(e) else place)
+    except (TypeError, ValueError, RecursionError) as e:
+        fail(e, None if str(place) in str(e) else place)
 
 def named_costs(
     name # of a tree, or `digits_chain`
@@ -584,7 +649,7 @@ def _read_file_or_name(o):
     return Hierarchy.named(str(o))
 
 def read_hierarchy(
-    o # a .csv, .xlsx or .json file, the name of a tree, `digits_chain`, nested dicts, a list of paths, a DataFrame, a `Hierarchy` or a `CostMatrix`
+    o # a file, the name of a tree, `digits_chain`, nested dicts, paths, a table, a tree or costs
 ):
     "The `Hierarchy` or `CostMatrix` that `o` stands for"
     if isinstance(o, Costs): return o
@@ -592,12 +657,14 @@ def read_hierarchy(
     if isinstance(o, dict): return _build(nested_facts(o))
     if isinstance(o, (pd.DataFrame, pd.Series)): return _build(any_table_facts(o))
     if _are_paths(o): return Hierarchy(o)
-    fail(f'a hierarchy must be a file, a name, a tree, nested dicts, paths or a table, not a {type(o).__name__}')
+    fail('a hierarchy must be a file, a name, a tree, nested dicts, paths or a table, '
+         f'not a {type(o).__name__}')
 
 def _are_paths(o):
     "Is `o` a list of paths, not of costs?"
     if not isinstance(o, (list, tuple)) or not o: return False
-    return all(isinstance(p, str) or (isinstance(p, (list, tuple)) and any(isinstance(n, str) for n in p)) for p in o)
+    def has_text(p): return isinstance(p, (list, tuple)) and any(isinstance(n, str) for n in p)
+    return all(isinstance(p, str) or has_text(p) for p in o)
 
 # %% ../nbs/004_hierarchy.ipynb #a27bfd44
 def _class_names(data):
@@ -605,7 +672,8 @@ def _class_names(data):
     names = data if hasattr(data, '__len__') and not hasattr(data, 'loaders') else None
     vocab = getattr(data, 'vocab', names)
     if vocab is None or not len(vocab): return None
-    pair = hasattr(vocab[0], '__len__') and not isinstance(vocab[0], (str, tuple)) # text data has tokens, classes
+    # the vocabulary of text data is a pair: tokens and classes
+    pair = hasattr(vocab[0], '__len__') and not isinstance(vocab[0], (str, tuple))
     return vocab[-1] if pair else vocab
 
 def _by_number(D):
@@ -619,7 +687,7 @@ def _is_source(D): return isinstance(D, (str, Path, dict, pd.DataFrame, pd.Serie
 
 def align_costs(
     D,            # a `Hierarchy`, `CostMatrix`, matrix of costs, or what `read_hierarchy` reads
-    data,         # `DataLoaders` or names of the classes; None if `D` already has the order of the scores
+    data,         # `DataLoaders` or names of the classes; None if `D` has the order of the scores
     subset=False, # `D` may have more classes than `data`
 ):
     "`D` with its classes in the order of those of `data`"
@@ -628,14 +696,16 @@ def align_costs(
     names = _class_names(data)
     if names is None: return _by_number(D)
     if isinstance(D, Costs): return D.subset(names) if subset else D.align(names)
-    if len(D) != len(names): fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')
+    if len(D) != len(names):
+        fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')
     return CostMatrix(D, names, warn=False)
 
 # %% ../nbs/004_hierarchy.ipynb #8779bbeb
 @patch
 def mean_cost(self:Hierarchy, hidden=False):
     "Mean cost between two different classes, or (`hidden`) mean of the cost matrix of all nodes"
-    n, m = self.n_nodes if hidden else len(self), self.sizes(hidden).double()
+    n = self.n_nodes if hidden else len(self)
+    m = self.sizes(hidden).double()
     total = 2 * (torch.from_numpy(self._w) * m * (n-m)).sum().item()
     return total / max(1, n*n if hidden else n*(n-1))
 
@@ -643,12 +713,18 @@ def mean_cost(self:Hierarchy, hidden=False):
 @patch
 def summary(self:Hierarchy):
     "The tree's row of the paper's table"
-    K, n, up = len(self), self.n_nodes, self.parent[:len(self)]
-    mates = torch.bincount(up, minlength=n)
-    row = {'depth': self.depth, 'nodes without root': n-1, 'leaves': K, 'branching factor': (n-1)/(n-K),
-           'leaves per lowest group': K/(mates > 0).sum().item(),
-           'siblings per leaf': (mates[up]-1).double().mean().item(),
-           'mean D, leaf pairs': self.mean_cost(), 'mean D, all nodes': self.mean_cost(hidden=True)}
+    K, n = len(self), self.n_nodes
+    up = self.parent[:K]
+    mates = torch.bincount(up, minlength=n) # classes directly below each node
+    row = {
+        'depth': self.depth,
+        'nodes without root': n-1,
+        'leaves': K,
+        'branching factor': (n-1)/(n-K),
+        'leaves per lowest group': K/(mates > 0).sum().item(),
+        'siblings per leaf': (mates[up]-1).double().mean().item(),
+        'mean D, leaf pairs': self.mean_cost(),
+        'mean D, all nodes': self.mean_cost(hidden=True)}
     return pd.DataFrame(row, index=[self.name or 'this tree']).round(2)
 
 # %% ../nbs/004_hierarchy.ipynb #75f2109d
@@ -661,7 +737,8 @@ def from_nested(cls:Hierarchy,
     level_names=None, # coarsest first
 ):
     "A hierarchy from nested dicts and lists"
-    return cls(**nested_facts(tree), weights=weights, titles=titles, name=name, level_names=level_names)
+    given = dict(weights=weights, titles=titles, name=name, level_names=level_names)
+    return cls(**nested_facts(tree), **given)
 
 @patch
 def nested(self:Hierarchy):
@@ -682,7 +759,7 @@ def from_networkx(cls:Hierarchy,
 
 @patch(cls_method=True)
 def from_parents(cls:Hierarchy,
-    table # a dict from node to parent, a list of node, parent[, weight], a DataFrame, or a CSV or Excel file
+    table # a dict from node to parent, a list of node, parent[, weight], a DataFrame or a file
 ):
     "A hierarchy from a table of parents"
     return cls(**parents_facts(table))
@@ -701,7 +778,7 @@ def to_networkx(self:Hierarchy):
 @patch(cls_method=True)
 def from_csv(cls:Hierarchy,
     f,           # a CSV or Excel file, an open file or a DataFrame
-    levels=None, # the columns that are levels, coarsest first; None takes all but titles, weights and counts
+    levels=None, # the columns that are levels; None takes all but titles, weights and counts
 ):
     "A hierarchy from a table with one row per class and one column per level"
     return cls(**table_facts(f, levels))
@@ -720,12 +797,15 @@ def to_csv(self:Hierarchy,
     f=None # where to write; None returns the text
 ):
     "Write the tree as CSV to `f`; None returns the text"
-    weights, paths = self.weights, self.nodes[:len(self)]
+    weights = self.weights
+    paths = self.nodes[:len(self)]
     head = self._level_names
-    if head is None or head[0] in {p[0] for p in paths}: head = [f'level{l+1}' for l in range(self.depth)]
+    if head is None or head[0] in {p[0] for p in paths}:
+        head = [f'level{l+1}' for l in range(self.depth)]
     df = pd.DataFrame([[*p, *['']*(self.depth-len(p))] for p in paths], columns=head)
     for l in sorted({len(p) for p in weights}):
-        df[f'weight:{head[l-1]}'] = [repr(weights.get(p[:l], 1.)) if l <= len(p) else '' for p in paths]
+        cells = [repr(weights.get(p[:l], 1.)) if l <= len(p) else '' for p in paths]
+        df[f'weight:{head[l-1]}'] = cells
     if self.titles: df['title'] = self.titles
     return _write_text(df.to_csv(index=False, lineterminator='\n'), f)
 
@@ -745,7 +825,8 @@ def to_json(self:Hierarchy,
     "Write the tree as JSON to `f`; None returns the text"
     d = dict(format=TREE_FORMAT, name=self.name, level_names=self._level_names, tree=self.nested(),
              titles=self.titles, weights=[*self.weights.items()])
-    text = json.dumps({k: v for k, v in d.items() if v not in (None, [])}, indent=1, ensure_ascii=False)
+    d = {k: v for k, v in d.items() if v not in (None, [])}
+    text = json.dumps(d, indent=1, ensure_ascii=False)
     return _write_text(text + '\n', f)
 
 @patch
@@ -759,10 +840,10 @@ def to_json(self:CostMatrix,
 # %% ../nbs/004_hierarchy.ipynb #87d1a929
 @patch(cls_method=True)
 def from_csv(cls:CostMatrix,
-    f,         # a CSV or Excel file, an open file, or a DataFrame whose first column has the names of the classes
+    f,         # a CSV or Excel file, or a DataFrame with the classes in its first column
     warn=True, # if the costs are not a metric, or names look alike
 ):
-    "Costs from the CSV file `f`: rows are predicted classes, or true ones if the first cell says so ('true class')"
+    "Costs from the table `f`: rows are predicted classes, or true ones if the first cell says so"
     return cls(**costs_facts(f), warn=warn)
 
 @patch
@@ -770,7 +851,8 @@ def to_csv(self:CostMatrix,
     f=None # where to write; None returns the text
 ):
     "Write the costs as CSV to `f`; None returns the text"
-    corner = '' if 'predicted' in self.leaves else 'predicted' # two columns with one name could not be read back
+    # two columns with one name could not be read back
+    corner = '' if 'predicted' in self.leaves else 'predicted'
     df = pd.DataFrame(self.D.tolist(), self.leaves, self.leaves)
     return _write_text(df.to_csv(index_label=corner, lineterminator='\n'), f)
 
@@ -779,7 +861,7 @@ def to_csv(self:CostMatrix,
 def from_vectors(cls:Hierarchy,
     X,                  # one row per class
     names,              # the classes
-    widths=None,        # about how many groups per level, coarsest first; None keeps every join, with its distance
+    widths=None,        # about how many groups per level, coarsest first; None keeps every join
     method='average',   # distance between clusters, see `scipy.cluster.hierarchy.linkage`
     metric='euclidean', # distance between vectors
 ):
@@ -799,7 +881,7 @@ def from_wordnet(cls:Hierarchy,
 
 @patch(cls_method=True)
 def from_taxonomy(cls:Hierarchy,
-    f,              # a Darwin Core table of GBIF, iNaturalist or others: a file, an open file or a DataFrame
+    f,              # a Darwin Core table, as of GBIF or iNaturalist: a file or a DataFrame
     names=None,     # the classes, which may be synonyms; None takes every accepted species
     collapse=False, # remove groups with a single child
 ):

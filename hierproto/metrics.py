@@ -523,6 +523,7 @@ class _Reader:
 class _SumMetric(Metric):
     "Add up `sums(batch, classes)` of every batch, over all processes, and make a number of them with `final`"
     name = None # a property in fastai, an attribute here
+    rises = True # of learners that version 0.2 exported, which do not say it: nothing is checked
     def __init__(self, sums, name, final, reader, rises=False):
         self.sums, self.final, self.reader = sums, final, reader
         self.name, self.rises = name, rises

@@ -113,11 +113,13 @@ def lookalikes(
     groups=None, # the group of each, if only names of the same group are compared
 ):
     "Pairs of different `names` that look alike, except single letters in two cases"
-    seen, pairs = {}, []
+    seen = {}
+    pairs = []
     for name, group in zip(names, groups or repeat(None)):
         first = seen.setdefault((group, look(name)), name)
-        cases = len(name) == len(first) == 1 and name.lower() == first.lower() # the classes a and A of letters
-        if name != first and not cases: pairs.append((first, name))
+        # data of handwritten letters have the classes a and A
+        letters = len(name) == len(first) == 1 and name.lower() == first.lower()
+        if name != first and not letters: pairs.append((first, name))
     return pairs
 
 # %% ../nbs/002_names.ipynb #50e70da3

@@ -59,26 +59,34 @@ def _csv_rows(f):
     sep = _separator(text)
     rows = _split_csv(text, sep)
     placed, error = _placed_rows(rows, label)
-    if error and sep == '\t': placed, error = _placed_rows(_split_csv(text, sep, quotes=False), label)
-    return (label, placed) if not error else fail(f'this is not CSV: {error}', f'{label}, line {rows.line_num}')
+    if error and sep == '\t':
+        plain = _split_csv(text, sep, quotes=False)
+        placed, error = _placed_rows(plain, label)
+    if error: fail(f'this is not CSV: {error}', f'{label}, line {rows.line_num}')
+    return label, placed
 
 # %% ../nbs/003_readers.ipynb #145aa274
 def _excel_rows(f):
     "Place and cells of each row of the first sheet of the Excel file `f`"
     try: df = pd.read_excel(f, header=None, dtype=object, keep_default_na=False, engine='openpyxl')
-    except ImportError: fail('Excel files need openpyxl: pip install openpyxl, or save the sheet as CSV', f)
+    except ImportError:
+        fail('Excel files need openpyxl: pip install openpyxl, or save the sheet as CSV', f)
     except (BadZipFile, KeyError) as e: fail(f'this is not an Excel file: {e}', f)
     return str(f), [(f'{f}, row {i+1}', cells) for i, cells in enumerate(df.values.tolist())]
 
 # %% ../nbs/003_readers.ipynb #eaba3433
-def _tidy_cell(x): return tidy_name(x) if isinstance(x, str) else '' if is_missing(x) else x
+def _tidy_cell(x):
+    "The cell `x` with tidy text, '' if it is empty"
+    if isinstance(x, str): return tidy_name(x)
+    return '' if is_missing(x) else x
 
 def _file_rows(f):
     "Place and cells of each row of the CSV or Excel file `f` that is not blank"
     excel = isinstance(f, (str, Path)) and Path(f).suffix.lower() in ('.xlsx', '.xlsm')
     label, rows = _excel_rows(f) if excel else _csv_rows(f)
     rows = [(place, [_tidy_cell(x) for x in cells]) for place, cells in rows]
-    return [(place, cells) for place, cells in rows if any(x != '' for x in cells)] or fail('the file is empty', label)
+    rows = [(place, cells) for place, cells in rows if any(x != '' for x in cells)]
+    return rows or fail('the file is empty', label)
 
 # %% ../nbs/003_readers.ipynb #d3dea6be
 def _frame_rows(t):
@@ -86,7 +94,8 @@ def _frame_rows(t):
     if isinstance(t.columns, pd.MultiIndex):
         fail('the columns have several levels of names: keep one with '
              '`df.columns = df.columns.get_level_values(-1)`', 'the frame')
-    t = t.apply(lambda c: c.convert_dtypes() if c.isna().any() else c) # empty cells had turned integers into floats
+    # empty cells had turned integers into floats
+    t = t.apply(lambda c: c.convert_dtypes() if c.isna().any() else c)
     rows = t.astype(object).where(t.notna(), '').values.tolist()
     header = 'the frame', [str(c) for c in t]
     return [header, *((f'row {i+1}', r) for i, r in enumerate(rows))]
@@ -95,11 +104,13 @@ def _frame_rows(t):
 def read_table(
     t # a DataFrame, a CSV or Excel file, or an open file
 ):
-    "The table `t` as a DataFrame of cells indexed by place; the index has the place of the header as its name"
+    "The table `t` as a DataFrame of cells indexed by place, with the place of the header as its name"
     (top, head), *rows = _frame_rows(t) if isinstance(t, pd.DataFrame) else _file_rows(t)
-    head, n = [str(c) for c in head], len(head)
+    head = [str(c) for c in head]
+    n = len(head)
     for place, cells in rows:
-        if any(c != '' for c in cells[n:]): fail(f'{len(cells)} cells in a table of {n} columns', place)
+        too_long = any(c != '' for c in cells[n:])
+        if too_long: fail(f'{len(cells)} cells in a table of {n} columns', place)
     cells = [(r + ['']*n)[:n] for _, r in rows]
     df = pd.DataFrame(cells, pd.Index([place for place, _ in rows], name=top), head, dtype=object)
     df = df.loc[:,(df.columns != '') | (df != '').any().values]
@@ -110,19 +121,22 @@ def read_table(
 def _need_columns(df, *columns):
     "Refuse `columns` that are not in `df`"
     unknown = [c for c in columns if c not in df]
-    if unknown: fail(f'no column is called {quoted(unknown)}; there are {quoted(df)}', df.index.name)
+    if unknown:
+        fail(f'no column is called {quoted(unknown)}; there are {quoted(df)}', df.index.name)
 
 def _is_blank(x): return not str(x).strip()
 
 # %% ../nbs/003_readers.ipynb #855ea528
-_COUNTS = {'count', 'counts', 'n', 'n_images', 'num_images', 'images', 'n_samples', 'num_samples', 'samples', 'instances',
-           'occurrences', 'frequency', 'freq', 'total', 'support', 'share', 'percent'}
+_COUNTS = {'count', 'counts', 'n', 'n_images', 'num_images', 'images', 'n_samples', 'num_samples',
+           'samples', 'instances', 'occurrences', 'frequency', 'freq', 'total', 'support', 'share',
+           'percent'}
 
 def _is_number(x): return re.fullmatch(r'[-+]?\d*[.,]?\d+%?', str(x).strip()) is not None
 
 def _count_columns(df, columns):
     "The `columns` that count something: the rest identifies every class without them"
-    counts = [c for c in columns if c.lower() in _COUNTS and all(_is_blank(x) or _is_number(x) for x in df[c])]
+    def has_numbers(c): return all(_is_blank(x) or _is_number(x) for x in df[c])
+    counts = [c for c in columns if c.lower() in _COUNTS and has_numbers(c)]
     rest = [c for c in columns if c not in counts]
     return counts if rest and not df[rest].astype(str).duplicated().any() else []
 
@@ -149,7 +163,8 @@ def _fill_row(cells, above):
 
 def _fill_merged(rows, places):
     "`rows` without the empty cells of merged ones, with a warning"
-    filled, above = [], []
+    filled = []
+    above = []
     for cells in rows:
         above = _fill_row(cells, above)
         filled.append(above)
@@ -160,7 +175,8 @@ def _fill_merged(rows, places):
     return filled
 
 # %% ../nbs/003_readers.ipynb #ea0bc796
-GENERIC = re.compile(r'(level)?[\W_]*\d*|title|weight:.*|node|parent|predicted', re.I) # headers that are not names of levels
+# headers that are not names of levels
+GENERIC = re.compile(r'(level)?[\W_]*\d*|title|weight:.*|node|parent|predicted', re.I)
 
 def _check_header(df, levels):
     "Refuse a table whose first row looks like a class, not like a header"
@@ -172,7 +188,7 @@ def _check_header(df, levels):
 
 # %% ../nbs/003_readers.ipynb #9adf0a26
 def _warn_odd(paths, column, where):
-    "Warn if every class of `paths` has its own group at the top, as if the first column numbered the rows"
+    "Warn if every class of `paths` has its own group at the top, as if numbered"
     deep = max(map(len, paths), default=0) > 1
     if deep and 1 < len(paths) == len({p[0] for p in paths if p}):
         warnings.warn(f'{where}: the column {column!r} groups nothing; '
@@ -185,8 +201,10 @@ def as_weight(
 ):
     "`x` as a positive, finite number"
     try: w = float(x)
-    except (TypeError, ValueError, OverflowError): fail(f'the weight is not a number: {str(x)[:20]}', where)
-    return w if 0 < w < np.inf else fail(f'a weight must be positive and finite, got {w:g}', where)
+    except (TypeError, ValueError, OverflowError):
+        fail(f'the weight is not a number: {str(x)[:20]}', where)
+    if not 0 < w < np.inf: fail(f'a weight must be positive and finite, got {w:g}', where)
+    return w
 
 def _row_weights(df, levels, paths):
     "Weights by path, from the `weight:` columns of `df`"
@@ -195,8 +213,9 @@ def _row_weights(df, levels, paths):
         for where, x, path in zip(df.index, df.get(f'weight:{c}', []), paths):
             if j >= len(path) or _is_blank(x): continue
             edge = tuple(as_name(n, where) for n in path[:j+1])
-            if weights.setdefault(edge, as_weight(x, where)) != float(x):
-                fail(f"the edge above {joined(edge)} weighs {x} here and {weights[edge]:g} before", where)
+            before = weights.setdefault(edge, as_weight(x, where))
+            if before != float(x):
+                fail(f'the edge above {joined(edge)} weighs {x} here and {before:g} before', where)
     return weights
 
 # %% ../nbs/003_readers.ipynb #f44f31e3
@@ -223,7 +242,7 @@ def _level_facts(df, levels=None, chosen=False):
 
 def table_facts(
     t,           # a DataFrame, a CSV or Excel file, or an open file
-    levels=None, # the columns that are levels, coarsest first; None takes all but titles, weights and counts
+    levels=None, # the columns that are levels; None takes all but titles, weights and counts
 ):
     "Facts about a tree from a table with one row per class and one column per level"
     chosen = levels is not None
@@ -241,16 +260,21 @@ def _below(t, path):
     if isinstance(t, dict):
         below = [((*path, as_name(k, where)), v) for k, v in t.items()]
     elif isinstance(t, (list, tuple)) and not any(x is None for x in t):
-        below = [((*path, as_name(x, where)), None) if type(x) in (str, int) else (path, x) for x in t]
-    else: fail(f'{where!r} is a {type(t).__name__}: a class must be None or its number, a group a dict or list')
+        def entry(x): return ((*path, as_name(x, where)), None) if type(x) in (str, int) else (path, x)
+        below = [entry(x) for x in t]
+    else:
+        fail(f'{where!r} is a {type(t).__name__}: '
+             'a class must be None or its number, a group a dict or list')
     return below or fail(f"the group {where or 'root'!r} is empty: write None for a class")
 
 # %% ../nbs/003_readers.ipynb #840ca01a
 def _class_order(numbers, paths):
     "Positions of `paths` in the order of their class `numbers`, where given"
-    count, K = Counter(numbers), len(paths)
+    K = len(paths)
+    count = Counter(numbers)
     if count == {None: K}: return range(K)
-    bad = ['/'.join(p) for n, p in zip(numbers, paths) if n is None or not 0 <= n < K or count[n] > 1]
+    def is_bad(n): return n is None or not 0 <= n < K or count[n] > 1
+    bad = ['/'.join(p) for n, p in zip(numbers, paths) if is_bad(n)]
     if bad: fail(f'give each class one of the numbers 0 to {K-1}: look at {quoted(bad)}')
     return np.argsort(numbers)
 
@@ -259,10 +283,12 @@ def nested_facts(
     tree # nested dicts and lists, e.g. `{'animal': ['cat','dog'], 'stone': None}`
 ):
     "Facts about a tree from nested dicts and lists"
-    found, todo = [], [((), tree, 0)]
+    found = []
+    todo = [((), tree, 0)]
     while todo:
         path, t, depth = todo.pop()
-        if depth > 2000: fail(f'more than 2000 levels at {joined(path[:3])}: does a group contain itself?')
+        if depth > 2000:
+            fail(f'more than 2000 levels at {joined(path[:3])}: does a group contain itself?')
         if path and (t is None or type(t) is int): found.append((t, path))
         else: todo += reversed([(*o, depth+1) for o in _below(t, path)])
     paths = [found[i][1] for i in _class_order(*zip(*found))]
@@ -283,8 +309,8 @@ def _check_twins(g, names):
     "Refuse a tree `g` in which a group has a sibling of the same name"
     for n in g:
         count = Counter(names[c] for c in g.succ[n])
-        for c in g.succ[n]:
-            if count[names[c]] > 1 and g.succ[c]: fail(f'two groups with the same parent have the same name: {names[c]!r}')
+        twins = [names[c] for c in g.succ[n] if g.succ[c] and count[names[c]] > 1]
+        if twins: fail(f'two groups with the same parent have the same name: {twins[0]!r}')
 
 # %% ../nbs/003_readers.ipynb #e17a0479
 def _path_in(n, up, names):
@@ -297,11 +323,12 @@ def _path_in(n, up, names):
 
 # %% ../nbs/003_readers.ipynb #694ff211
 def graph_facts(
-    g # a `networkx.DiGraph`; nodes may have the attributes `name`, `index`, `title` and `place`, edges a `weight`
+    g # a `networkx.DiGraph`; nodes may have a `name`, `index`, `title` and `place`, edges a `weight`
 ):
     "Facts about a tree from a directed graph with edges from parents to children"
     if not g.is_directed() or g.is_multigraph():
-        fail('edges must run from parent to child in a DiGraph: `networkx.bfs_tree(g, root)` makes one')
+        fail('edges must run from parent to child in a DiGraph: '
+             '`networkx.bfs_tree(g, root)` makes one')
     _check_tree(g)
     about = dict(g.nodes(data=True))
     up = {n: p for p, n in g.edges}
@@ -312,7 +339,8 @@ def graph_facts(
     titles = [about[n]['title'] for n in leaves if 'title' in about[n]]
     places = [about[n].get('place', repr(n)) for n in leaves]
     paths = [_path_in(n, up, names) for n in leaves]
-    return dict(paths=paths, weights=weights, titles=titles or None, name=g.graph.get('name'), places=places)
+    name = g.graph.get('name')
+    return dict(paths=paths, weights=weights, titles=titles or None, name=name, places=places)
 
 # %% ../nbs/003_readers.ipynb #b3126daa
 def _parent_rows(rows):
@@ -320,15 +348,18 @@ def _parent_rows(rows):
     for i, r in enumerate(rows):
         if not isinstance(r, (list, tuple)) or len(r) not in (2, 3):
             fail('a row must be node, parent[, weight]', f'row {i+1}')
-    return pd.DataFrame([(*r, '')[:3] for r in rows], columns=['node','parent','weight'], dtype=object)
+    rows = [(*r, '')[:3] for r in rows]
+    return pd.DataFrame(rows, columns=['node','parent','weight'], dtype=object)
 
 def _add_node(g, where, node, parent, weight):
     "Add a `node` found in the row `where` to the graph `g`"
     node = as_name(node, where)
-    if 'place' in g.nodes.get(node, ()): fail(f"{node!r} is listed twice (first: {g.nodes[node]['place']})", where)
+    first = g.nodes.get(node, {}).get('place') # a parent may be known before its own row
+    if first: fail(f'{node!r} is listed twice (first: {first})', where)
     g.add_node(node, place=where)
     if _is_blank(parent): return
-    g.add_edge(as_name(parent, where), node, weight=1 if _is_blank(weight) else as_weight(weight, where))
+    weight = 1 if _is_blank(weight) else as_weight(weight, where)
+    g.add_edge(as_name(parent, where), node, weight=weight)
 
 # %% ../nbs/003_readers.ipynb #79f0b5b9
 def _parent_facts(df):
@@ -340,7 +371,7 @@ def _parent_facts(df):
     return graph_facts(g)
 
 def parents_facts(
-    table # a dict from node to parent, a list of node, parent[, weight], a DataFrame, or a CSV or Excel file
+    table # a dict from node to parent, a list of node, parent[, weight], a DataFrame or a file
 ):
     "Facts about a tree from a table of parents"
     if isinstance(table, dict): table = [*table.items()]
@@ -348,7 +379,8 @@ def parents_facts(
     return _parent_facts(read_table(table))
 
 # %% ../nbs/003_readers.ipynb #2359bef8
-_TRUE = ('true', 'truth', 'actual', 'observed', 'target', 'reference', 'ground truth', 'ground_truth', 'y_true')
+_TRUE = ('true', 'truth', 'actual', 'observed', 'target', 'reference', 'ground truth', 'ground_truth',
+         'y_true')
 _PREDICTED = ('predict', 'pred', 'y_pred', 'estimate')
 
 def _starts(axis, words):
@@ -366,7 +398,8 @@ def _rows_are_true(D):
 def _axis_names(axis):
     "The class names along the `axis` of a frame"
     if isinstance(axis, pd.MultiIndex):
-        fail('the classes have several levels of names: keep one with `df.droplevel(0).droplevel(0, axis=1)`')
+        fail('the classes have several levels of names: keep one with '
+             '`df.droplevel(0).droplevel(0, axis=1)`')
     return unique_names(axis)
 
 def frame_costs(
@@ -400,7 +433,7 @@ def _cost_facts(df):
     return dict(D=D, names=names)
 
 def costs_facts(
-    t # a CSV or Excel file, an open file, or a DataFrame whose first column has the names of the classes
+    t # a CSV or Excel file, an open file, or a DataFrame with the classes in its first column
 ):
     "Facts about costs without a tree from a table with one row and one column per class"
     return _cost_facts(read_table(t))
@@ -419,7 +452,8 @@ def _json_content(d):
     if kind == COSTS_FORMAT: return dict(D=d.get('costs'), names=d.get('names'))
     if kind != TREE_FORMAT: return nested_facts(d)
     weights = {tuple(p): w for p, w in d.get('weights') or []}
-    return dict(nested_facts(d.get('tree')), weights=weights, **{k: d.get(k) for k in ('titles','name','level_names')})
+    names = {k: d.get(k) for k in ('titles','name','level_names')}
+    return dict(nested_facts(d.get('tree')), weights=weights, **names)
 
 # %% ../nbs/003_readers.ipynb #08ba86df
 def json_facts(
@@ -428,14 +462,18 @@ def json_facts(
     "Facts about a tree or costs from a JSON file, and what to call it in errors"
     text, label = _read_text(f)
     try: return _json_content(json.loads(text, object_pairs_hook=_without_twins)), label
-    except (TypeError, ValueError, RecursionError) as e: fail(f'this JSON cannot be read: {e}', label)
+    except (TypeError, ValueError, RecursionError) as e:
+        fail(f'this JSON cannot be read: {e}', label)
 
 # %% ../nbs/003_readers.ipynb #475c8368
 def _is_costs(df):
     "Is the table `df` a matrix of costs?"
-    first, side, top = str(df.columns[0]), [*map(str, df.iloc[:,0])], [*df.columns[1:]]
-    corner = not first or first.lower().startswith(('predicted', *_TRUE))
-    return first.lower() == 'predicted' or sorted(side) == sorted(top) or (corner and bool({*side} & {*top}))
+    first = str(df.columns[0]).lower()
+    side = [str(x) for x in df.iloc[:,0]]
+    top = [*df.columns[1:]]
+    if first == 'predicted' or sorted(side) == sorted(top): return True
+    is_corner = not first or first.startswith(('predicted', *_TRUE))
+    return is_corner and bool({*side} & {*top})
 
 def any_table_facts(
     t # a CSV or Excel file, an open file, or a DataFrame
@@ -468,13 +506,15 @@ _trees = resources.files('hierproto')/'trees'
 
 def tree_names():
     "Names of the trees that come with the library"
-    return sorted(o.name.removesuffix('.json') for o in _trees.iterdir() if o.name.endswith('.json'))
+    files = [o.name for o in _trees.iterdir()]
+    return sorted(o.removesuffix('.json') for o in files if o.endswith('.json'))
 
 def named_facts(
     name # of a tree that comes with the library
 ):
     "Facts about the tree called `name`"
-    if name not in tree_names(): fail(f'no hierarchy is called {name!r}; there are {quoted(tree_names())}')
+    known = tree_names()
+    if name not in known: fail(f'no hierarchy is called {name!r}; there are {quoted(known)}')
     return json_facts(_trees/f'{name}.json')[0]
 
 # %% ../nbs/003_readers.ipynb #69a4b133
@@ -483,10 +523,14 @@ def _linkage(X, names, method, metric):
     from scipy.cluster import hierarchy as clustering
     X = np.asarray(X, dtype=float)
     if X.ndim != 2 or len(X) != len(names) or len(X) < 2:
-        fail(f'{len(names)} names for vectors of shape {X.shape}: give one row per class, and at least two')
+        fail(f'{len(names)} names for vectors of shape {X.shape}: '
+             'give one row per class, and at least two')
     Z = clustering.linkage(X, method, metric)
-    if not (Z[:,2] > 0).all(): fail(f'the vectors of {quoted(names[i] for i in Z[0,:2].astype(int))} are the same')
-    if not clustering.is_monotonic(Z): fail(f'{method!r} joins at decreasing distances: try average, complete or ward')
+    if not (Z[:,2] > 0).all():
+        same = [names[i] for i in Z[0,:2].astype(int)]
+        fail(f'the vectors of {quoted(same)} are the same')
+    if not clustering.is_monotonic(Z):
+        fail(f'{method!r} joins at decreasing distances: try average, complete or ward')
     return Z
 
 def _cluster_name(names, first, n): return f'{names[first]} +{n-1}' if n > 1 else names[first]
@@ -496,7 +540,8 @@ def _dendrogram(Z, names):
     "The path of each class through the joins `Z`, and the weights of the edges"
     from scipy.cluster.hierarchy import to_tree
     top = to_tree(Z)
-    todo, paths, weights = [(top, (), top.dist)], {}, {}
+    todo = [(top, (), top.dist)]
+    paths, weights = {}, {}
     while todo:
         node, path, above = todo.pop()
         if node.dist < above:
@@ -516,7 +561,7 @@ def _cut(Z, n, names):
 def vector_facts(
     X,                  # one row per class
     names,              # the classes
-    widths=None,        # about how many groups per level, coarsest first; None keeps every join, with its distance
+    widths=None,        # about how many groups per level, coarsest first; None keeps every join
     method='average',   # distance between clusters, see `scipy.cluster.hierarchy.linkage`
     metric='euclidean', # distance between vectors
 ):
@@ -535,7 +580,8 @@ def _wordnet():
     try:
         from nltk.corpus import wordnet
         wordnet.ensure_loaded()
-    except ImportError: fail("WordNet needs nltk, which is not installed: pip install 'hierproto[wordnet]'")
+    except ImportError:
+        fail("WordNet needs nltk, which is not installed: pip install 'hierproto[wordnet]'")
     except LookupError: fail('nltk has no WordNet corpus: python -m nltk.downloader wordnet')
     return wordnet
 
@@ -550,13 +596,16 @@ def _kinds(s):
 # %% ../nbs/003_readers.ipynb #d38f4040
 def wordnet_senses(names, wn=None):
     "A table of what each of the nouns `names` can mean in WordNet, read by `wn`, by default nltk"
-    rows = [(n, s.name(), s.definition()) for n in unique_names(names) for s in _synsets(wn or _wordnet(), n)]
+    wn = wn or _wordnet()
+    synsets = [(n, s) for n in unique_names(names) for s in _synsets(wn, n)]
+    rows = [(n, s.name(), s.definition()) for n, s in synsets]
     return pd.DataFrame(rows, columns=['name', 'sense', 'definition'])
 
 # %% ../nbs/003_readers.ipynb #50e45687
 def _synset(wn, name, sense):
     try: return wn.synset(sense)
-    except Exception: fail(f'WordNet has no synset {sense!r}, chosen for {name!r}; `wordnet_senses` lists senses')
+    except Exception:
+        fail(f'WordNet has no synset {sense!r}, chosen for {name!r}; `wordnet_senses` lists senses')
 
 def _choose_senses(names, wn, senses):
     "The synset meant by each of `names`"
@@ -567,8 +616,8 @@ def _choose_senses(names, wn, senses):
         fail(f'WordNet has no noun for {quoted(unknown)}: choose a synset for each with `senses=`')
     if several := [n for n in names if len(found[n]) > 1]:
         choice = {several[0]: found[several[0]][1].name()}
-        warnings.warn(f'the first of several senses is used for {quoted(several)}: `wordnet_senses` lists them, '
-                      f'senses={choice} chooses', stacklevel=4)
+        warnings.warn(f'the first of several senses is used for {quoted(several)}: '
+                      f'`wordnet_senses` lists them, senses={choice} chooses', stacklevel=4)
     return [found[n][0] for n in names]
 
 # %% ../nbs/003_readers.ipynb #fce4f0b0
@@ -581,7 +630,8 @@ def wordnet_facts(
     names = unique_names(names)
     chains = [_kinds(s) for s in _choose_senses(names, wn or _wordnet(), senses or {})]
     used = Counter(k for c in chains for k in c)
-    groups = [c if used[c[-1]] > 1 else c[:-1] for c in chains] # a synset that others share is a group
+    # a synset that others share is a group
+    groups = [c if used[c[-1]] > 1 else c[:-1] for c in chains]
     return dict(paths=[(*g, n) for g, n in zip(groups, names)])
 
 # %% ../nbs/003_readers.ipynb #10a107d7
@@ -599,7 +649,8 @@ def _read_taxa(f):
     df = read_table(f)
     ranks = [r for r in _RANKS if r in df]
     if not ranks or not {'canonicalName', 'species', 'scientificName'} & {*df}:
-        fail('this is not a Darwin Core table: it needs scientificName and ranks such as family and genus', df.index.name)
+        fail('this is not a Darwin Core table: it needs scientificName and ranks such as family and genus',
+             df.index.name)
     return df.assign(name=[_taxon_name(r) for r in df.to_dict('records')]), ranks
 
 # %% ../nbs/003_readers.ipynb #f25b6fe1
@@ -622,7 +673,8 @@ def _accepted_rows(df):
 # %% ../nbs/003_readers.ipynb #9c320698
 def _all_species(df, accepted):
     "Name and row of each accepted species in `df`"
-    species = [True]*len(df) if 'taxonRank' not in df else [str(r).lower() == 'species' for r in df['taxonRank']]
+    ranks = df.get('taxonRank', ['species']*len(df))
+    species = [str(r).lower() == 'species' for r in ranks]
     rows = [k for k, a in enumerate(accepted) if k == a and species[k]]
     return [df['name'].iloc[k] for k in rows], rows
 
@@ -649,16 +701,18 @@ def _find_taxa(df, accepted, names):
 # %% ../nbs/003_readers.ipynb #f12719f5
 def _check_taxa(df, names, rows):
     "Refuse two of `names` for one taxon, and synonyms whose accepted taxon is missing"
-    first, where = {}, df.index.name
+    where = df.index.name
+    first = {}
     for name, k in zip(names, rows):
-        if k < 0: fail(f'{name!r} is a synonym of a taxon that the table does not have: add its row', where)
+        if k < 0:
+            fail(f'{name!r} is a synonym of a taxon that the table does not have: add its row', where)
         if k in first:
             fail(f'{first[k]!r} and {name!r} are the same species, '
                  f"{df['name'].iloc[k]!r}: make them one class", where)
         first[k] = name
 
 def taxonomy_facts(
-    f,          # a Darwin Core table of GBIF, iNaturalist or others: a file, an open file or a DataFrame
+    f,          # a Darwin Core table, as of GBIF or iNaturalist: a file or a DataFrame
     names=None, # the classes; None takes every accepted species
 ):
     "Facts about a tree of species from a taxonomy with one row per taxon"
@@ -681,5 +735,6 @@ def taxonomy_facts(
 # %% ../nbs/003_readers.ipynb #4e27a33a
 def __getattr__(name):
     if name == 'read_hierarchy':
-        raise ImportError('read_hierarchy is in hierproto.hierarchy since version 0.3: change the import')
+        new = 'hierproto.hierarchy since version 0.3'
+        raise ImportError(f'read_hierarchy is in {new}: change the import')
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -9,41 +9,60 @@ __all__ = ['SubtreeSum']
 import torch
 from torch import nn
 from fastcore.basics import patch
+from .names import fail
 from .hierarchy import *
 
 # %% ../nbs/005_subtree.ipynb #bcb8aa84
-def _rows(i, x): return i[:,None].expand(-1, x.shape[1])
-def _pick(x, i): return x.gather(0, _rows(i, x))
-def _add(x, i, n): return x.new_zeros(n, x.shape[1]).scatter_add(0, _rows(i, x), x)
-def _max(x, i, n): return x.new_full((n, x.shape[1]), -torch.inf).scatter_reduce(0, _rows(i, x), x, 'amax')
+def _spread(key, x):
+    "The `key` of each row, repeated for its columns in `x`"
+    return key[:,None].expand(-1, x.shape[1])
+
+def _rows_of(x, key):
+    "The rows of `x` with the numbers `key`"
+    return x.gather(0, _spread(key, x))
+
+def _add_rows(x, key, n):
+    "Sums of the rows of `x` with the same `key`, one for each of `n` keys"
+    return x.new_zeros(n, x.shape[1]).scatter_add(0, _spread(key, x), x)
+
+def _max_rows(x, key, n):
+    "Maxima of the rows of `x` with the same `key`, one for each of `n` keys"
+    lowest = x.new_full((n, x.shape[1]), -torch.inf)
+    return lowest.scatter_reduce(0, _spread(key, x), x, 'amax')
 
 # %% ../nbs/005_subtree.ipynb #370614e6
 class SubtreeSum(nn.Module):
-    "Sums of class values `(B, K, ...)` over the classes below each node of the tree `h`: `(B, n_nodes, ...)`"
+    "Sums of class values `(B, K, ...)` over the classes below each node: `(B, n_nodes, ...)`"
     def __init__(self,
         h # `Hierarchy`
     ):
         super().__init__()
         K = len(as_tree(h, 'a sum over subtrees'))
-        parents,group = h.parent[:K].unique(return_inverse=True)
-        one = torch.empty_like(parents).scatter(0, group, torch.arange(K))
+        parents, group = h.parent[:K].unique(return_inverse=True)
+        self.n_classes = K
+        self.n_groups = len(parents)
+        self.n_inner = h.n_nodes-K
+
+        one = torch.empty_like(parents).scatter(0, group, torch.arange(K)) # a class of each parent
         above = torch.stack([h.ancestors(l)[one] for l in range(h.depth)])
-        low = torch.arange(len(parents)).expand_as(above)[above>=K]
-        self.n_classes,self.n_groups,self.n_inner = K,len(parents),h.n_nodes-K
-        maps = dict(group=group, inner=parents-K, low=low, high=above[above>=K]-K, parent=h.parent[:-1]-K)
-        for name,o in maps.items(): self.register_buffer(name, o, persistent=False)
+        inner = above >= K
+        low = torch.arange(len(parents)).expand_as(above)[inner]
+        maps = dict(group=group, inner=parents-K, low=low, high=above[inner]-K, parent=h.parent[:-1]-K)
+        for name, o in maps.items(): self.register_buffer(name, o, persistent=False)
 
 # %% ../nbs/005_subtree.ipynb #0e4c2a70
 def _by_row(f, x, n):
     "Apply `f`, which works on rows, to `x` with `n` values in dimension 1"
-    if x.shape[1] != n: raise HierarchyError(f"got {x.shape[1]} values per sample, the tree needs {n}")
+    if x.shape[1] != n: fail(f'got {x.shape[1]} values per sample, the tree needs {n}')
     z = x.movedim(1, 0).flatten(1).contiguous()
     return f(z).unflatten(1, x.shape[:1]+x.shape[2:]).movedim(0, 1)
 
 # %% ../nbs/005_subtree.ipynb #830772d3
 @patch
 def _sums(self:SubtreeSum, z):
-    inner = _add(_pick(_add(z, self.group, self.n_groups), self.low), self.high, self.n_inner)
+    "Sums of the rows `z` of classes over the classes below each node"
+    parents = _add_rows(z, self.group, self.n_groups)
+    inner = _add_rows(_rows_of(parents, self.low), self.high, self.n_inner)
     return torch.cat([z, inner])
 
 # %% ../nbs/005_subtree.ipynb #cfb629ea
@@ -55,30 +74,39 @@ def forward(self:SubtreeSum, x):
 # %% ../nbs/005_subtree.ipynb #194da487
 @patch
 def _logsumexp(self:SubtreeSum, z):
+    "Log-sum-exp of the rows `z` of classes over the classes below each node"
     z = z.clamp_min(torch.finfo(z.dtype).min) # a group of masked classes, -inf, would give NaN
-    t = _max(z.detach(), self.group, self.n_groups)
-    s = _add((z-_pick(t, self.group)).exp(), self.group, self.n_groups)
-    t = _pick(t, self.low)
-    top = _max(t, self.high, self.n_inner)
-    inner = _add(_pick(s, self.low)*(t-_pick(top, self.high)).exp(), self.high, self.n_inner)
-    return torch.cat([z, top+inner.log()])
+    # from classes to their parents
+    t = _max_rows(z.detach(), self.group, self.n_groups)
+    s = _add_rows((z - _rows_of(t, self.group)).exp(), self.group, self.n_groups)
+    # from parents to all nodes above
+    t = _rows_of(t, self.low)
+    top = _max_rows(t, self.high, self.n_inner)
+    scale = (t - _rows_of(top, self.high)).exp()
+    inner = _add_rows(_rows_of(s, self.low)*scale, self.high, self.n_inner)
+    return torch.cat([z, top + inner.log()])
 
 # %% ../nbs/005_subtree.ipynb #23cf1a92
 @patch
 def logsumexp(self:SubtreeSum,
     scores # of classes, `(B, K, ...)`
 ):
-    "Log-sum-exp of `scores` over the classes below each node; their log-probabilities for `scores.log_softmax(1)`"
+    "Log-sum-exp of `scores` over the classes below each node; of log-probabilities, those of the nodes"
     return _by_row(self._logsumexp, scores, self.n_classes)
 
 # %% ../nbs/005_subtree.ipynb #a948e562
 @patch
 def _tree_log_softmax(self:SubtreeSum, z):
-    K,n,low,high = self.n_classes,self.n_groups,self.low[self.n_groups:],self.high[self.n_groups:]
-    c = z-_pick(_max(z.detach(), self.parent, self.n_inner), self.parent)
-    log_s = _add(c.exp(), self.parent, self.n_inner).log()
-    above = _add(_pick(c[K:]-_pick(log_s, self.parent[K:]), high), low, n)
-    return c[:K] + _pick(above-_pick(log_s, self.inner), self.group)
+    "Log-probabilities of the classes from the rows `z` of scores of all nodes but the root"
+    K, n = self.n_classes, self.n_groups
+    # the first pairs are those of parents with the root, which has no score
+    low, high = self.low[n:], self.high[n:]
+    top = _max_rows(z.detach(), self.parent, self.n_inner)
+    c = z - _rows_of(top, self.parent)
+    log_s = _add_rows(c.exp(), self.parent, self.n_inner).log()
+    steps = c[K:] - _rows_of(log_s, self.parent[K:])
+    above = _add_rows(_rows_of(steps, high), low, n)
+    return c[:K] + _rows_of(above - _rows_of(log_s, self.inner), self.group)
 
 # %% ../nbs/005_subtree.ipynb #2ed13496
 @patch

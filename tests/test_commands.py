@@ -68,7 +68,8 @@ def work(tmp_path_factory):
 def test_fit(work):
     said, table = (work/'fit.txt').read_text(), pd.read_csv(work/'model'/'table.csv', index_col=0)
     assert '160 pictures of 10 classes' in said and 'broken.png' in said and 'random weights' in said
-    assert list(table.index) == ['gp_disto', 'gp_disto, least expected cost'] and (table['error rate %'] < 75).all()
+    lines = ['gp_disto', 'gp_disto, least expected cost', 'gp_disto, a group if unsure'] # a group counts as a mistake
+    assert list(table.index) == lines and (table['error rate %'][:2] < 75).all() and table['groups %'].iloc[2] > 0
     assert all(f"{table.loc[o, 'AHC']:.2f}" in said for o in table.index)
     assert {f.name for f in (work/'model').iterdir()} == {'model.safetensors', 'hierarchy.json', 'settings.json',
                                                           'report.html', 'table.csv', 'predictions.csv'}
@@ -281,15 +282,18 @@ def test_onnx(learners, tmp_path, method, rule):
     make, x, _ = learners
     learn = make(method)
     session = onnxruntime.InferenceSession(str(export_onnx(learn, tmp_path/'m.onnx', rule)))
-    with torch.no_grad(): want = learn.model.cpu().eval()(x)
+    x8 = (255*x).round().byte()
+    with torch.no_grad(): want = learn.model.cpu().eval()(x8/255)
     meta = session.get_modelmeta().custom_metadata_map
     assert (json.loads(meta['classes']) == learn.hierarchy.leaves and meta['fingerprint'] == learn.hierarchy.fingerprint
-            and meta['rule'] == rule)
+            and meta['rule'] == rule and json.loads(meta['input']) == dict(type='uint8', channels=1, size='any'))
     for n in (1, 5, len(x)):
-        scores, probs, answer = session.run(None, dict(images=x[:n].numpy()))
+        scores, probs, answer = session.run(None, dict(images=x8[:n].numpy()))
         assert np.abs(scores - want[:n].numpy()).max() < 1e-4*max(1, want.abs().max().item())
         assert (answer.tolist() == Predictor(learn.model, learn.hierarchy, {}).rule(rule)(want[:n]).tolist()
                 and np.allclose(probs[:, :10], want[:n].softmax(1), atol=1e-4))
+    for wrong in (x, 255*x): # numbers of another type than the graph takes
+        with pytest.raises(Exception, match='Unexpected input data type'): session.run(None, dict(images=wrong.numpy()))
 
 
 # --- preprocessing and weights ---
