@@ -175,7 +175,8 @@ def table(self:Predictions,
     name='as given' # of the first line
 ):
     "A table of `measures`: of these predictions and, given probabilities, of decisions `with_rules`"
-    return pd.DataFrame({k: v.measures() for k,v in self.with_rules(name).items()}).T
+    t = pd.DataFrame({k: v.measures() for k,v in self.with_rules(name).items()}).T
+    return t.fillna({'groups %': 0.}) # lines that answer with classes only
 
 # %% ../nbs/205_predictions.ipynb #7e57479c
 @patch

@@ -77,7 +77,7 @@ def test_fit(work):
 
 def test_report_is_one_file(work):
     page = (work/'model'/'report.html').read_text()
-    assert all(o in page for o in ('Costly mistakes', 'Who is taken for whom', 'Does the hierarchy fit?',
+    assert all(o in page for o in ('Costly mistakes', 'Which class is taken for which', 'Do the mistakes follow the hierarchy?',
                                    'The hierarchy', 'broken.png'))
     assert page.count('data:image/jpeg') >= 3 and not re.search(r'(src|href)="(?!data:)', page)
     assert page.count('<script') == 2 and "default-src 'none'" in page and "script-src 'sha256-" in page
