@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'Text', 'File', 'Folder', 'Tree', 'Model', 'Start', 'METHOD_NAMES', 'GROUP_NAMES', 'DATA', 'TIERS', 'Seed',
            'Threads', 'OtherTree', 'Fractions', 'Methods', 'OptionError', 'between', 'name_in', 'command',
-           'parse_command', 'run_command', 'fit', 'predict', 'audit', 'compare', 'train', 'sweep', 'report', 'figure1']
+           'parse_command', 'run_command', 'fit', 'predict', 'audit', 'compare_command', 'train', 'sweep', 'report',
+           'figure1']
 
 # %% ../nbs/510_cli.ipynb #6ab40d3d
 import difflib, os, re, sys, warnings
@@ -150,7 +151,7 @@ def command(
         given = signature(f).bind(*args, **kwargs).arguments
         try: options = checked(**given)
         except ValidationError as e: raise OptionError(_one_line(e, f)) from None
-        return _load(COMMANDS[f.__name__])(**options)
+        return _load(COMMANDS[f.__name__.removesuffix('_command')])(**options)
     return run
 
 # %% ../nbs/510_cli.ipynb #1e040813
@@ -162,9 +163,13 @@ def _look(note):
         if get_origin(o) is Literal: return dict(choices=get_args(o))
     return {}
 
+def _function(name):
+    "The function of the command `name`; `compare` is that of the library"
+    return globals().get(f'{name}_command') or globals()[name]
+
 def _parser(name):
     "The `ArgumentParser` for the command `name`"
-    f = globals()[name]
+    f = _function(name)
     @wraps(f)
     def described(): pass
     described.__annotations__ = {k: Param(o.docment, **_look(o.anno))
@@ -190,7 +195,7 @@ def parse_command(
         near = difflib.get_close_matches(o.split('=')[0], parser._option_string_actions, 1)
         hints.append(f'{o!r}' + ''.join(f' (did you mean {n}?)' for n in near))
     if rest: parser.error(f"unrecognized arguments: {', '.join(hints)}")
-    return {k: v for k,v in vars(args).items() if k in signature(globals()[name]).parameters}
+    return {k: v for k,v in vars(args).items() if k in signature(_function(name)).parameters}
 
 # %% ../nbs/510_cli.ipynb #726917b2
 class _Output:
@@ -228,7 +233,7 @@ def run_command(
     with warnings.catch_warnings(), redirect_stdout(out):
         warnings.showwarning = lambda text, *_, **__: _say(name, f'note: {text}')
         try:
-            globals()[name](**options)
+            _function(name)(**options)
             out.flush()
         except KeyboardInterrupt as e: sys.exit(_say(name, str(e) or 'interrupted') or 130)
         except Exception as e:
@@ -315,7 +320,7 @@ def audit(
 
 # %% ../nbs/510_cli.ipynb #5862ba77
 @command
-def compare(
+def compare_command(
     images:Folder,          # folder with a folder of images per class, perhaps in train/ and test/
     classes:Tree,           # file of the classes, or the name of a built-in tree
     out:Text='comparison',  # folder for the rows, the features and the page
