@@ -426,7 +426,7 @@ def test_accuracy_calibrates_on_images_that_are_not_in_the_report(work, tmp_path
     run_command('fit', [work/'images', work/'classes.csv', *FAST, '--valid', '.5', '--accuracy', '.8', '--out',
                         tmp_path/'model'])
     said = capsys.readouterr().out
-    assert 'right for 80% of images on average over calibration samples' in said
+    assert 'right for 80% of images, on average over calibration samples' in said
     rows = pd.read_csv(tmp_path/'model'/'predictions.csv', dtype=str)
     assert len(rows) == 50
     assert load_classifier(tmp_path/'model').settings['rule'] == 'calibrated'
