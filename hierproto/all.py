@@ -23,12 +23,13 @@ from .saving import *
 from .audit import *
 from .compare import *
 from .estimator import *
+from .extend import *
 
 # %% ../nbs/api.ipynb #8d59560c
 API = {
     'Build a tree': 'Hierarchy CostMatrix HierarchyError named_costs read_hierarchy as_costs',
     'Train': 'hier_learner proto_learner HierarchicalClassifier METHODS MetricGuide ProtoRates ScaleRecorder '
-             'PrototypeHead LinearHead DataLoss embedder',
+             'PrototypeHead LinearHead DataLoss embedder add_class',
     'Distances and distortion': 'pairwise distortion scale_free_distortion optimal_scale disto_loss rank_loss '
                                 'embed_metric',
     'Measure': 'hier_metrics hier_report average_cost mistake_severity hier_dist_at_k level_accuracy '

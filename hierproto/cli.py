@@ -295,13 +295,17 @@ def predict(
 # %% ../nbs/510_cli.ipynb #a7762743
 @command
 def audit(
-    predictions:File,  # CSV: target and prediction or probabilities; .jsonl of hierproto_predict
-    classes:Tree,      # file of a tree or costs, or a built-in tree; after --subset hierarchy.json
-    out:Text='audit',  # folder for report.html, table.csv and mistakes.csv
-    scores:bool=False, # the columns are scores (logits), not probabilities
+    predictions:File,    # .csv, .xlsx or .jsonl: target and prediction, or probabilities
+    classes:Tree,        # file of a tree or costs, or a built-in tree; after --subset hierarchy.json
+    out:Text='audit',    # folder for report.html and its tables
+    against:File|None=None, # table of another model for the same files: differences with intervals
+    groups:str='',       # column with what samples belong to (patient, site): intervals are over these
+    scores:bool=False,   # the columns are scores (logits), not probabilities
     shuffles:Annotated[int, between(0, 10**6)]=1000, # shuffled trees to compare with; 0 for none
-    seed:Seed=0,       # of the shuffling
-    force:bool=False   # overwrite a report in the folder
+    seed:Seed=0,         # of the shuffling
+    fail_above:Annotated[float, between(0, 1e30)]|None=None, # status 1 if the average cost is above this
+    fail_worse_than:File|None=None, # table of another model: status 1 if the cost is reliably above its cost
+    force:bool=False     # overwrite a report in the folder
 ):
     "What the mistakes of any model cost: read its predictions, print a table and write a page"
     if (Path(out)/'report.html').exists() and not force:

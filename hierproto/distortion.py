@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['distances', 'unit', 'cosine', 'get_distance', 'pairwise', 'distortion', 'optimal_scale', 'scale_free_distortion',
-           'smooth_scale', 'disto_loss', 'rank_loss', 'RunningScale', 'sampled_disto_loss', 'embed_metric']
+           'smooth_scale', 'disto_loss', 'rank_loss', 'RunningScale', 'sampled_disto_loss', 'descend', 'embed_metric']
 
 # %% ../nbs/101_distortion.ipynb #28db5b60
 import math, warnings
@@ -97,9 +97,12 @@ def _off_diagonal(A):
 def _costs(protos, D, check=True):
     "`D` as a tensor that fits `protos`"
     n = len(protos)
-    if check or not isinstance(D, torch.Tensor): D = as_costs(D, hidden=isinstance(D, Hierarchy) and n == D.n_nodes)
+    if check or not isinstance(D, torch.Tensor):
+        hidden = isinstance(D, Hierarchy) and n == D.n_nodes
+        D = as_costs(D, hidden)
     if D.shape == (n, n): return D.to(protos.device)
-    raise HierarchyError(f'{n} prototypes for {len(D)} classes: pass one per class, or one per node of a Hierarchy')
+    raise HierarchyError(f'{n} prototypes for {len(D)} classes: '
+                         'pass one per class, or one per node of a Hierarchy')
 
 def _ratios(protos, D, distance, check=True):
     "Distances over costs, for all ordered pairs of different classes"
@@ -224,8 +227,10 @@ def _pair_ratios(protos, D, n, distance, generator, classes=None):
     k, l = (i, j) if classes is None else (classes[i], classes[j])
     if classes is None and K not in (len(D), getattr(D, 'n_nodes', None)):
         raise HierarchyError(f'{K} prototypes for {len(D)} classes')
-    d = _paired(protos.index_select(0, i), protos.index_select(0, j), distance) # twice as fast as `protos[i]`
-    return d/(D.pair_costs(k, l) if hasattr(D, 'pair_costs') else torch.as_tensor(D)[k,l]).to(d)
+    ends = [protos.index_select(0, o) for o in (i, j)] # twice as fast as `protos[i]`
+    d = _paired(*ends, distance)
+    costs = D.pair_costs(k, l) if hasattr(D, 'pair_costs') else torch.as_tensor(D)[k,l]
+    return d/costs.to(d)
 
 # %% ../nbs/101_distortion.ipynb #b84760a0
 def sampled_disto_loss(
@@ -261,19 +266,25 @@ def _classical(D, m):
     return F.pad(x, (0, m-x.shape[1])).contiguous()
 
 # %% ../nbs/101_distortion.ipynb #21eeb2cb
-def _descend(x, loss, n_steps=100, tol=1e-6):
-    "Minimise `loss` of `x` by L-BFGS, ten steps per round, until a round gains less than `tol`"
-    kw = dict(max_iter=10, line_search_fn='strong_wolfe', tolerance_change=1e-14)
-    opt, last = torch.optim.LBFGS([x.requires_grad_()], **kw), math.inf
+def descend(
+    x, # where to start
+    loss, # function of `x`
+    n_steps=100, # rounds, of ten steps each
+    tol=1e-6 # a round that gains less is the last
+):
+    "Minimum of `loss` found by L-BFGS from `x`, and where it is"
+    options = dict(max_iter=10, line_search_fn='strong_wolfe', tolerance_change=1e-14)
+    opt = torch.optim.LBFGS([x.requires_grad_()], **options)
     def closure():
         opt.zero_grad()
-        l = loss(x)
-        l.backward()
-        return l
+        value = loss(x)
+        value.backward()
+        return value
+    last = math.inf
     for _ in range(n_steps):
-        l = opt.step(closure).item()
-        if last - l < tol: break
-        last = l
+        value = opt.step(closure).item()
+        if last - value < tol: break
+        last = value
     return loss(x).item(), x.detach()
 
 # %% ../nbs/101_distortion.ipynb #086c8eb4
@@ -285,9 +296,12 @@ def embed_metric(
     n_init=1 # starts: classical scaling, then random ones; the best result is returned
 ):
     "`m`-dimensional prototypes whose distances follow the costs `D`"
-    D, g = as_costs(D, hidden).double(), torch.Generator().manual_seed(42)
+    D = as_costs(D, hidden).double()
+    g = torch.Generator().manual_seed(42)
     def start(i):
-        x = torch.randn(len(D), m, generator=g, dtype=torch.double).to(D.device)*D.mean()/m**.5
-        return (x if i else _classical(D, m) + .01*x)/(scale or 1.)
+        noise = torch.randn(len(D), m, generator=g, dtype=torch.double).to(D.device)*D.mean()/m**.5
+        return (noise if i else _classical(D, m) + .01*noise)/(scale or 1.)
     def loss(x): return disto_loss(x, D, scale=scale)
-    return min((_descend(start(i), loss) for i in range(n_init)), key=lambda o: o[0])[1].float()
+    found = [descend(start(i), loss) for i in range(n_init)]
+    best_loss, best = min(found, key=lambda o: o[0])
+    return best.float()

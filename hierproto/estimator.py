@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['HierarchicalClassifier']
 
-# %% ../nbs/509_estimator.ipynb #a231cc79
+# %% ../nbs/509_estimator.ipynb #029ec42f
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (_check_sample_weight, check_consistent_length, check_is_fitted, column_or_1d,
+                                      validate_data)
 from fastai.basics import *
 from .hierarchy import *
 from .hierarchy import tidy_name
@@ -18,8 +19,8 @@ from .inference import class_path, get_rule
 from .methods import get_method
 from .features import train_head
 
-# %% ../nbs/509_estimator.ipynb #de6a2c78
-def _are_rows(y): return np.ndim(y)==2 and np.shape(y)[1]>1
+# %% ../nbs/509_estimator.ipynb #ef8cb47e
+def _are_rows(y): return np.ndim(y)==2 and np.shape(y)[1] > 1
 
 def _rows(y):
     "The rows of paths `y` as tuples of names; empty cells are left out"
@@ -28,20 +29,22 @@ def _rows(y):
     if empty: raise ValueError(f'row {empty[0]} of y has no class: give at least one name per row')
     return rows
 
+# %% ../nbs/509_estimator.ipynb #671b3fc1
 def _from_rows(y):
-    "Classes and tree of the rows of paths `y`"
+    "Labels and tree of the rows of paths `y`: a row that others continue is a group"
     rows = _rows(y)
-    h = Hierarchy.from_paths(sorted({*rows}))
-    names = dict(zip(h.nodes, h.leaves)) # the last name of a row, or all of it where others have the same
-    return np.array([names[r] for r in rows]),h
+    continued = {r[:k] for r in {*rows} for k in range(1, len(r))}
+    h = Hierarchy.from_paths(sorted({*rows} - continued))
+    names = dict(zip(h.nodes, h.node_names())) # the last name of a row, or all of it where others have the same
+    return np.array([names[r] for r in rows]), h
 
-# %% ../nbs/509_estimator.ipynb #71760ca8
+# %% ../nbs/509_estimator.ipynb #238ac087
 class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
     "A network for arrays that is trained by any of `METHODS` and knows what mistakes cost"
     def __init__(self,
         hierarchy=None,   # `Hierarchy`, .csv or .json file, or costs, in the order of `classes_` unless named
         method='gp_disto',# name in `METHODS`
-        rule=None,        # how `predict` decides: 'argmax', 'crm' (lowest expected cost), None for the method's rule
+        rule=None,        # how `predict` decides: 'argmax', 'crm' (lowest expected cost), 'back_off' (a group if unsure)
         m=64,             # dimension of the embedding
         hidden=128,       # width of a hidden layer; 0 for none
         epochs=40,        # of training
@@ -50,35 +53,59 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
         wd=.01,           # weight decay
         params=None,      # further arguments of the method, such as dict(lam=2.)
         random_state=None, # seed of weights and order
-        labels=None       # names that numbers 0, 1, ... in `y` stand for, if a meta-estimator encodes labels
+        labels=None,      # names that numbers 0, 1, ... in `y` stand for, if a meta-estimator encodes labels
+        threshold=.5      # probability that an answer of the rule 'back_off' must have
     ): store_attr()
 
-# %% ../nbs/509_estimator.ipynb #28afb3ab
+# %% ../nbs/509_estimator.ipynb #0ba47252
 @patch
-def _train(self:HierarchicalClassifier, X, y, seed):
-    "The network, trained on the standardised rows `X` and the class numbers `y`"
+def _train(self:HierarchicalClassifier, X, y, seed, weights=None):
+    "The network, trained on the standardised rows `X`, drawn by `weights`, and the numbers of nodes `y`"
     X = X.float()[:,None]
-    h,params = self.hierarchy_,dict(wd=self.wd, **(self.params or {}))
+    h, params = self.hierarchy_, dict(wd=self.wd, **(self.params or {}))
     learn = train_head((X,y), (X[:2],y[:2]), h.leaves, h, self.method, seed, self.lr, self.m, self.epochs, self.hidden,
-                       min(self.bs, len(X)), 'cpu', **params)
+                       min(self.bs, len(X)), 'cpu', weights=weights, **params)
     return learn.model.eval().double() # so that the order of rows does not change the last digits
 
-# %% ../nbs/509_estimator.ipynb #42720142
+# %% ../nbs/509_estimator.ipynb #f7951068
 @patch
 def _labels(self:HierarchicalClassifier, y, hierarchy):
-    "Class numbers of `y`; sets `classes_` and `hierarchy_`"
-    y,found = _from_rows(y) if _are_rows(y) else (y,None)
+    "Numbers of the classes or groups `y`; sets `classes_` and `hierarchy_`"
+    y, found = _from_rows(y) if _are_rows(y) else (y,None)
     check_classification_targets(y)
-    self.classes_,numbers = np.unique(y, return_inverse=True)
-    if len(self.classes_)<2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
-    names = _class_names(self.classes_, self.labels)
-    given = hierarchy,self.hierarchy,found,Hierarchy.from_paths([(o,) for o in names])
-    h = align_costs(first(o for o in given if o is not None), None)
-    if self.labels is None: _check_encoded(self.classes_, h)
-    self.hierarchy_ = align_costs(h, names, subset=True)
-    return torch.as_tensor(numbers)
+    labels, codes = np.unique(y, return_inverse=True)
+    if len(labels) < 2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
+    names = _class_names(labels, self.labels)
+    flat = Hierarchy.from_paths([(o,) for o in names])
+    given = first(o for o in (hierarchy, self.hierarchy, found, flat) if o is not None)
+    h = align_costs(_named(given, self.labels), None)
+    if self.labels is None: _check_encoded(labels, h)
+    groups = _groups(names, h)
+    self.classes_ = labels[[o not in groups for o in names]]
+    if len(self.classes_) < 2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
+    self.hierarchy_ = align_costs(h, [o for o in names if o not in groups], subset=True)
+    return torch.as_tensor(_numbers(names, groups, self.hierarchy_))[codes]
 
-# %% ../nbs/509_estimator.ipynb #d4eb0bc4
+# %% ../nbs/509_estimator.ipynb #ad624bbe
+def _groups(names, h):
+    "Path of each of the `names` that is a group of the tree `h` and not a class, as a dict"
+    if not isinstance(h, Hierarchy): return {}
+    classes, nodes, paths = h.class_index(), h.node_index(), h.node_names()
+    return {o: paths[nodes[o]] for o in names if o in nodes and o not in classes}
+
+def _numbers(names, groups, h):
+    "Numbers of the nodes `names` of `h`, whose classes have the order of those names that are no `groups`"
+    index, classes = h.node_index(), iter(range(len(h)))
+    lost = [o for o in groups if groups[o] not in index]
+    if lost: raise ValueError(f'no class of the group {lost[0]!r} is among the labels')
+    return [index[groups[o]] if o in groups else next(classes) for o in names]
+
+def _named(D, labels):
+    "Costs `D` without names, for classes called `labels`"
+    plain = isinstance(D, (list,np.ndarray,torch.Tensor))
+    return CostMatrix(D, labels, warn=False) if plain and labels is not None else D
+
+# %% ../nbs/509_estimator.ipynb #16d5417b
 def _class_names(classes, labels=None):
     "Names of `classes`; numbers stand for `labels`, if these are given"
     whole = np.issubdtype(np.asarray(classes).dtype, np.integer)
@@ -86,17 +113,21 @@ def _class_names(classes, labels=None):
     return [str(int(o)) if isinstance(o, (float,np.floating)) and o.is_integer() else str(o) for o in classes]
 
 def _check_encoded(classes, h):
-    "Refuse numbers that may be names of classes of `h` or their places in the sorted list of names"
+    "Refuse whole numbers that may be names of classes of `h`, or places in a sorted list of names"
     names = sorted(getattr(h, 'leaves', []))
-    numbers = [str(i) for i in range(len(names))]
-    if not np.issubdtype(np.asarray(classes).dtype, np.integer): return
-    if names == numbers or {*names} != {*numbers}: return
-    K = len(names)
-    raise ValueError(f"the labels are numbers and the classes are called '0' to '{K-1}': pass `labels=range({K})` "
-                     "if the numbers are the names, or `labels=np.unique(y)` of the names if a meta-estimator "
-                     "numbers the classes")
+    whole = np.issubdtype(np.asarray(classes).dtype, np.integer)
+    if not whole or not names or max(classes) >= len(names) or min(classes) < 0: return
+    numbers = [str(o) for o in classes]
+    if names == numbers: return
+    if {*numbers} <= {*names}:
+        top = max(int(o) for o in names if o.isdigit())
+        raise ValueError('the labels are numbers, and the classes are called by numbers too: pass '
+                         f'`labels=range({top+1})` if the numbers are the names, or `labels=np.unique(y)` of the names '
+                         'if a meta-estimator numbers the classes')
+    raise ValueError(f'the labels are numbers, but the classes have names, such as {names[0]!r}: if a meta-estimator '
+                     'numbers the classes, pass `labels=np.unique(y)` of the names')
 
-# %% ../nbs/509_estimator.ipynb #984a98dc
+# %% ../nbs/509_estimator.ipynb #61c1c6af
 def _validated(self, X, y):
     "`X` as numbers and `y` as an array, of the same length"
     if y is None: raise ValueError(f'{type(self).__name__} requires y to be passed, but the target y is None')
@@ -107,51 +138,63 @@ def _validated(self, X, y):
     check_consistent_length(X, y)
     return X,y
 
-# %% ../nbs/509_estimator.ipynb #3aa550b2
+# %% ../nbs/509_estimator.ipynb #5ede8644
 @patch
 def fit(self:HierarchicalClassifier,
     X, # numbers (N, columns)
-    y, # classes (N,), or rows of a path per sample, coarse to fine
-    hierarchy=None # instead of that of the constructor
+    y, # classes (N,), or groups of the tree, or rows of a path per sample, coarse to fine
+    hierarchy=None, # instead of that of the constructor
+    sample_weight=None # weight of each sample
 ):
     "Train on the rows of `X`"
-    if self.rule not in (None,'argmax','crm'): raise ValueError(f"unknown rule {self.rule!r}; choose from argmax, crm")
-    X,y = _validated(self, X, y)
+    rules = 'argmax','crm','back_off'
+    if self.rule not in (None, *rules): raise ValueError(f"unknown rule {self.rule!r}; choose from {', '.join(rules)}")
+    X, y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)
-    self._scaler = StandardScaler().fit(X)
+    weights = _weights(X, sample_weight)
+    X, numbers, weights = X[weights > 0], numbers[weights > 0], weights[weights > 0]
+    self._scaler = StandardScaler().fit(X, sample_weight=weights)
     seed = check_random_state(self.random_state).randint(2**31-1)
-    self.model_ = self._train(torch.as_tensor(self._scaler.transform(X)), numbers, seed)
+    uneven = torch.as_tensor(weights) if np.ptp(weights) > 0 else None
+    self.model_ = self._train(torch.as_tensor(self._scaler.transform(X)), numbers, seed, uneven)
     self.n_iter_ = self.epochs
     return self
 
-# %% ../nbs/509_estimator.ipynb #db9cc359
+def _weights(X, sample_weight):
+    "Weights of the rows of `X`, checked"
+    weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    if (weights < 0).any() or not weights.any(): raise ValueError('sample_weight must not be negative, nor all zero')
+    return weights
+
+# %% ../nbs/509_estimator.ipynb #de869372
 @patch
 def _scores(self:HierarchicalClassifier, X):
     check_is_fitted(self)
     X = self._scaler.transform(validate_data(self, X, dtype=np.float64, reset=False))
     with torch.no_grad(): return torch.cat([self.model_(o) for o in torch.as_tensor(X).split(4096)])
 
-# %% ../nbs/509_estimator.ipynb #7db5c720
+# %% ../nbs/509_estimator.ipynb #9a504bfe
 @patch
 def predict_proba(self:HierarchicalClassifier, X):
     "Probabilities of the `classes_`, one row per sample"
     return self._scores(X).softmax(1).numpy()
 
-# %% ../nbs/509_estimator.ipynb #af20efec
+# %% ../nbs/509_estimator.ipynb #356303cf
 @patch
 def _decide(self:HierarchicalClassifier, scores):
-    "Class numbers of `scores`"
+    "Numbers of the answers to `scores`"
     rule = self.rule or get_method(self.method).decide(self.hierarchy_)
-    return get_rule(rule, self.hierarchy_)(scores)
+    return get_rule(rule, self.hierarchy_, self.threshold)(scores)
 
-# %% ../nbs/509_estimator.ipynb #9fb329e2
 @patch
 def predict(self:HierarchicalClassifier, X):
-    "The class of each row of `X`"
+    "The class of each row of `X`, or the name of a group if the rule is 'back_off'"
     numbers = self._decide(self._scores(X)).numpy() # raises an error before `fit`
-    return self.classes_[numbers]
+    if self.rule!='back_off': return self.classes_[numbers]
+    groups = self.hierarchy_.node_names()[len(self.classes_):]
+    return np.array([*map(str, self.classes_), *groups])[numbers]
 
-# %% ../nbs/509_estimator.ipynb #2c3a308d
+# %% ../nbs/509_estimator.ipynb #35888748
 @patch
 def predict_path(self:HierarchicalClassifier,
     X, # numbers (N, columns)
@@ -160,17 +203,18 @@ def predict_path(self:HierarchicalClassifier,
     "The answer for each row with all groups that contain it, and their probabilities, see `class_path`"
     return class_path(self._scores(X), self.hierarchy_, rule or self._decide, probs=False)
 
-# %% ../nbs/509_estimator.ipynb #52aea0d0
+# %% ../nbs/509_estimator.ipynb #20c7368f
 @patch
 def score(self:HierarchicalClassifier,
     X, # numbers (N, columns)
     y, # classes (N,), or rows of a path per sample
     sample_weight=None # weight of each sample
 ):
-    "Accuracy on the rows of `X`"
+    "Accuracy on the rows of `X`; an answer that is a group counts as a mistake"
     if _are_rows(y):
-        index,paths = self.hierarchy_.class_index(),['/'.join(r) for r in _rows(y)]
+        index, paths = self.hierarchy_.class_index(), ['/'.join(r) for r in _rows(y)]
         new = [o for o in paths if o not in index]
         if new: raise ValueError(f'{new[0]!r} in y is not a class of the training set')
         y = self.classes_[[index[o] for o in paths]]
+    if self.rule=='back_off': y = np.asarray(y).astype(str)
     return ClassifierMixin.score(self, X, y, sample_weight)

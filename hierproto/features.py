@@ -290,14 +290,15 @@ class _NoValidation(Callback):
     def before_validate(self): raise CancelValidException()
 
 def train_head(train, valid, vocab, h, method, seed=0, lr=3e-3, m=64, epochs=10, hidden=0, bs=None, device=None,
-               **params):
-    "A `Learner` of `method`, trained on the features (N, views, F) and labels `train`; an epoch has at least 16 steps"
+               weights=None, **params):
+    "A `Learner` of `method`, trained on features (N, views, F) and labels `train`, drawn by `weights`, 16 steps an epoch or more"
     (x,_),slow = train,(Recorder,ProgressCallback,ProtoWatch)
     with no_random(seed):
         bs = bs or min(256, max(16, len(x)//16))
-        dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS, device=device)
+        dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS, device=device, weights=weights)
         body = nn.Sequential(nn.Linear(x.shape[-1], hidden), nn.ReLU()) if hidden else nn.Identity()
         learn = hier_learner(dls, body, h, method, m=m, pretrained=False, metrics=[], **params)
+        if train[1].max() >= len(vocab): learn.loss_func.allow_groups(learn.hierarchy)
         with learn.removed_cbs(learn.cbs.filter(risinstance(slow))):
             learn.fit_one_cycle(epochs, lr, cbs=_NoValidation())
     return learn

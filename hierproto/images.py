@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ImageError', 'read_image', 'image_size', 'image_tensor', 'counted', 'image_files', 'find_class', 'image_table',
            'label_counts', 'check_classes', 'keep_classes', 'hold_back', 'digest', 'file_digest', 'file_digests',
-           'TensorDS', 'read_classes', 'TensorDL', 'tensor_dls', 'RotateZoom', 'cached', 'data_roots', 'find_data',
-           'extra', 'file_stamp', 'cache_path', 'take_fraction', 'hold_out', 'random_parts']
+           'TensorDS', 'read_classes', 'draw', 'TensorDL', 'tensor_dls', 'RotateZoom', 'cached', 'data_roots',
+           'find_data', 'extra', 'file_stamp', 'cache_path', 'take_fraction', 'hold_out', 'random_parts']
 
 # %% ../nbs/501_images.ipynb #9046bf71
 import hashlib, importlib, io, math, os, pickle, sqlite3, time, warnings
@@ -370,6 +370,18 @@ def read_classes(
     x = parallel(image_tensor, files, channels=channels, n_workers=defaults.cpus, threadpool=True, progress=False)
     return torch.stack(list(x)), tensor([vocab.index(f.parent.name) for f in files]), vocab
 
+# %% ../nbs/501_images.ipynb #d2weights2
+def draw(
+    weights, # of the items, not negative
+    generator=None # of random numbers
+):
+    "Numbers of items in an epoch, as many as there are `weights`, each about as often as its weight says"
+    n, order = len(weights), torch.randperm(len(weights), generator=generator)
+    ends = torch.as_tensor(weights).double()[order].cumsum(0)
+    points = (torch.arange(n) + torch.rand(1, generator=generator).double())/n*ends[-1]
+    at = torch.searchsorted(ends, points, right=True).clamp(max=n-1)
+    return order[at].tolist()
+
 # %% ../nbs/501_images.ipynb #6a475462
 class TensorDL(TfmdDL):
     "Batches of a `TensorDS` by index"
@@ -377,16 +389,19 @@ class TensorDL(TfmdDL):
         dataset, # a `TensorDS`
         bs=64, # batch size
         num_workers=0, # ignored
+        weights=None, # how often each item is drawn while training, relative to the others
         **kwargs # for `TfmdDL`
     ):
         if len(Pipeline(kwargs.get('after_item')).fs): raise ValueError('after_item does not apply: use `after_batch`')
         super().__init__(dataset, bs=bs, num_workers=0, **kwargs)
+        self.weights = weights
     def create_item(self, s): return s or 0
     def create_batch(self, b): return self.dataset[b]
     def retain(self, res, b): return res
     def create_batches(self, samps): return map(self.do_batch, chunked(samps, self.bs, self.drop_last))
     def shuffle_fn(self, idxs):
         g = torch.Generator().manual_seed(self.rng.randrange(2**63))
+        if self.weights is not None: idxs = draw(self.weights, g)
         return [idxs[i] for i in torch.randperm(len(idxs), generator=g).tolist()]
     def new(self, dataset=None, cls=None, **kwargs):
         if dataset is not None and not isinstance(dataset, TensorDS): dataset = self.dataset.new(dataset)
@@ -403,12 +418,14 @@ def tensor_dls(
     device=None, # where batches go; fastai's default device unless given
     path='.', # where the learner saves
     ds_cls=TensorDS, # type of the data sets
-    test=None # (x, y) to test on, a third loader; None for none
+    test=None, # (x, y) to test on, a third loader; None for none
+    weights=None # how often each item of `train` is drawn, relative to the others
 ):
     "`DataLoaders` over tensors in memory"
     def loader(i, xy):
         ds = ds_cls(*xy, vocab=vocab, split_idx=min(i, 1))
-        return TensorDL(ds, bs=val_bs or 2*bs if i else bs, shuffle=i==0, after_batch=L(batch_tfms).copy())
+        return TensorDL(ds, bs=val_bs or 2*bs if i else bs, shuffle=i==0, after_batch=L(batch_tfms).copy(),
+                        weights=None if i else weights)
     parts = [loader(i, o) for i,o in enumerate((train,valid,test)) if o is not None]
     return DataLoaders(*parts, path=path).to(ifnone(device, default_device()))
 

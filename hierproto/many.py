@@ -30,9 +30,10 @@ def block_disto_loss(
     D, # a `Hierarchy` (its matrix is never built) or costs
     block=512 # rows per block
 ):
-    "Smooth distortion (eq. 6) at its best scale, in memory proportional to `block` times the number of prototypes"
+    "Smooth distortion (eq. 6) at its best scale, in memory for `block` rows of the cost matrix"
     K = len(protos)
-    if K not in (len(D), getattr(D, 'n_nodes', None)): raise HierarchyError(f'{K} prototypes for {len(D)} classes')
+    if K not in (len(D), getattr(D, 'n_nodes', None)):
+        raise HierarchyError(f'{K} prototypes for {len(D)} classes')
     if K < 2: return protos.sum()*0
     if not isinstance(D, (Hierarchy,torch.Tensor)): D = as_costs(D)
     rows = torch.arange(K, device=protos.device).split(block)
@@ -42,13 +43,13 @@ def block_disto_loss(
 
 # %% ../nbs/407_many_classes.ipynb #05905bbd
 def _sample_classes(y, K, n, generator=None):
-    "Classes to score (those of `y`, up to `n` others), the index of each label among them, what to add to scores"
-    U, at = y.unique(return_inverse=True)
-    R = torch.randint(K, (n,), device=y.device, generator=generator).unique()
-    R = R[~torch.isin(R, U)]
-    lift = torch.zeros(len(U)+len(R), device=y.device)
-    if len(R): lift[len(U):] = math.log((K-len(U))/len(R))
-    return torch.cat([U, R]), at, lift
+    "Classes to score, the index of each label among them, and what to add to their scores"
+    own, at = y.unique(return_inverse=True)
+    others = torch.randint(K, (n,), device=y.device, generator=generator).unique()
+    others = others[~torch.isin(others, own)]
+    lift = torch.zeros(len(own)+len(others), device=y.device)
+    if len(others): lift[len(own):] = math.log((K-len(own))/len(others))
+    return torch.cat([own, others]), at, lift
 
 # %% ../nbs/407_many_classes.ipynb #03a19520
 class SampledHead(nn.Module):
@@ -59,8 +60,11 @@ class SampledHead(nn.Module):
         n_others=1000 # classes to draw besides those of the batch
     ):
         super().__init__()
-        self.m, self.n_classes, self.n_others = m, h if isinstance(h, int) else len(h), n_others
-        self.emb = nn.Embedding(self.n_classes, m, sparse=True, _weight=start_protos(self.n_classes, m))
+        K = h if isinstance(h, int) else len(h)
+        self.m = m
+        self.n_classes = K
+        self.n_others = n_others
+        self.emb = nn.Embedding(K, m, sparse=True, _weight=start_protos(K, m))
 
     @property
     def protos(self):
@@ -68,7 +72,7 @@ class SampledHead(nn.Module):
         return self.emb.weight
 
     def forward(self, x, y=None):
-        "Scores of all classes; with labels `y`, of the sampled ones, and the index of each label among them"
+        "Scores of all classes; with labels `y`, of the sampled ones, and where each label is among them"
         if y is None: return -pairwise(x, self.protos)
         self.classes, at, lift = _sample_classes(y, self.n_classes, self.n_others)
         self.picked = self.emb(self.classes)

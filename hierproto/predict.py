@@ -55,7 +55,7 @@ def _answered(p, given, rule, bs, bad):
 # %% ../nbs/507_predict.ipynb #5d14ec23
 def _records(p, batches):
     "Yields a dict per image: file, target, prediction, path and probabilities"
-    names = answer_names(p.h)
+    names = p.h.node_names()
     for files,targets,answers,probs in batches:
         paths = p.paths_to(answers, probs)
         for f,t,a,q,path in zip(files, targets, answers.tolist(), probs.tolist(), paths):

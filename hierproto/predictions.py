@@ -14,7 +14,7 @@ from scipy import sparse
 from scipy.stats import t as student
 from fastcore.basics import patch
 from .hierarchy import *
-from .hierarchy import fail
+from .names import fail
 from .inference import back_off, crm, expected_cost
 from .stats import holm
 

@@ -23,30 +23,35 @@ _inits = dict(cube=torch.rand, normal=torch.randn)
 def start_protos(
     n, # number of prototypes
     m, # dimension of the embedding
-    init='normal' # 'cube', 'normal', a standard deviation, a function of `(n, m)`, or the points themselves
+    init='normal' # 'cube', 'normal', a standard deviation, a function of `(n, m)`, or points
 ):
     "Initial places of `n` prototypes of `m` dimensions"
     if isinstance(init, str):
         if init not in _inits: raise ValueError(f"unknown init {init!r}; choose from {', '.join(_inits)}")
         init = _inits[init]
     if callable(init): init = init(n, m)
-    protos = torch.randn(n, m)*init if isinstance(init, (int,float)) else torch.as_tensor(init).detach().clone().float()
-    if protos.shape != (n, m): raise ValueError(f"init must have the shape {(n, m)}, got {tuple(protos.shape)}")
-    return protos
+    if isinstance(init, (int,float)): return torch.randn(n, m)*init
+    protos = torch.as_tensor(init).detach().clone().float()
+    if protos.shape == (n, m): return protos
+    raise ValueError(f"init must have the shape {(n, m)}, got {tuple(protos.shape)}")
 
 # %% ../nbs/102_prototypes.ipynb #41a0e4d8
 def _scores(distance, x, protos, block=8192):
     "Minus the `distance` of vectors or feature maps `x` to `protos`"
     if x.ndim == 2: return -distance(x, protos)
-    z = x.movedim(1, -1)
-    flat = z.reshape(-1, z.shape[-1])
-    # blocks that fit into the cache make a segmentation step 1.3 times as fast; a compiler needs a fixed number of them
-    blocks = flat.split(block) if x.is_cpu and not torch.compiler.is_compiling() else [flat]
-    return -torch.cat([distance(o, protos) for o in blocks]).view(*z.shape[:-1], len(protos)).movedim(-1, 1)
+    pixels = x.movedim(1, -1)
+    flat = pixels.reshape(-1, pixels.shape[-1])
+    # blocks that fit into the cache make a segmentation step 1.3 times as fast;
+    # a compiler needs a fixed number of them
+    in_blocks = x.is_cpu and not torch.compiler.is_compiling()
+    blocks = flat.split(block) if in_blocks else [flat]
+    d = torch.cat([distance(o, protos) for o in blocks])
+    return -d.view(*pixels.shape[:-1], len(protos)).movedim(-1, 1)
 
 # %% ../nbs/102_prototypes.ipynb #20da7980
 def _n_classes(h):
-    if isinstance(h, (str,Path)): raise TypeError(f'pass a `Hierarchy`, such as `read_hierarchy({str(h)!r})`')
+    if isinstance(h, (str,Path)):
+        raise TypeError(f'pass a `Hierarchy`, such as `read_hierarchy({str(h)!r})`')
     return int(h) if isinstance(h, Integral) else len(h)
 
 # %% ../nbs/102_prototypes.ipynb #a538ac69
@@ -103,7 +108,9 @@ def find_protos(model):
 def split_protos(model):
     "Two groups of parameters of `model`: all others, and the prototypes"
     protos = find_protos(model).protos
-    return L([[p for p in model.parameters() if p is not protos], [protos] if isinstance(protos, nn.Parameter) else []])
+    others = [p for p in model.parameters() if p is not protos]
+    learnt = [protos] if isinstance(protos, nn.Parameter) else []
+    return L([others, learnt])
 
 # %% ../nbs/102_prototypes.ipynb #c039f2f9
 def focal(
@@ -113,7 +120,8 @@ def focal(
 ):
     "$-(1-p)^\\gamma \\log p$, finite in value and gradient at $p=1$"
     if not gamma: return -logp
-    # expm1 is precise for p near 1; the clamp removes rounding above 1 and the infinite slope of a power below 1
+    # expm1 is precise for p near 1
+    # the clamp removes rounding above 1 and the infinite slope of a power below 1
     wrong = (-torch.expm1(logp.detach() if detach else logp)).clamp(min=1e-8)
     return -wrong**gamma*logp
 
@@ -223,10 +231,12 @@ def forward(self:DataLoss, scores, targets,
 def reduce(self:DataLoss, loss, targets, counts):
     "Weighted mean or sum of `loss` over the labels that count"
     weight = self.weight if self.group_labels is None else self.group_labels.weight
-    w = counts.to(loss.dtype) if weight is None else weight[targets].to(loss.dtype)*counts
+    w = counts.to(loss.dtype)
+    if weight is not None: w = weight[targets].to(loss.dtype)*w
     loss = w*loss
     if self.reduction == 'none': return loss
-    return loss.sum()/w.sum().clamp_min(torch.finfo(w.dtype).tiny) if self.reduction == 'mean' else loss.sum()
+    if self.reduction == 'sum': return loss.sum()
+    return loss.sum()/w.sum().clamp_min(torch.finfo(w.dtype).tiny)
 
 # %% ../nbs/102_prototypes.ipynb #413100a6
 class GroupLabels(nn.Module):

@@ -107,7 +107,7 @@ def test_watch_looks_at_few_prototypes():
     learn = plain()
     watch = ProtoWatch()
     watch.found = PrototypeHead(4, 100_000)
-    assert all(map(torch.isfinite, map(torch.tensor, watch._look())))
+    assert all(map(torch.isfinite, map(torch.tensor, watch._distances())))
 
 
 def test_a_head_with_scores_for_all_nodes_is_refused():

@@ -273,9 +273,9 @@ def test_features_notice_changed_labels(tmp_path):
 
 
 def test_a_group_with_the_name_of_a_class(tmp_path):
-    from hierproto.audit import answer_names, read_predictions
+    from hierproto.audit import read_predictions
     h = Hierarchy.from_paths([('fox','fox'), ('fox','arctic fox'), ('dog','dog')])
-    names = answer_names(h)
+    names = h.node_names()
     assert sorted(names[3:])==['/','dog/','fox/']
     (tmp_path/'p.csv').write_text('target,prediction\nfox,fox/\nfox,fox\n')
     p = read_predictions(tmp_path/'p.csv', h)

@@ -12,6 +12,8 @@ package = root/'hierproto'
 # imports by string that are allowed: module, the argument as written, and why
 BY_STRING = {
     ('hierproto.cli', 'target'): 'the table of commands',
+    ('hierproto.moved', 'MOVED[old]'): 'old import paths',
+    ('hierproto.moved', 'new'): 'old import paths',
     ('hierproto.hierarchy', "'hierproto.plots'"): 'the lazy plot_ methods',
     ('hierproto.body', "f'hierproto.{ARCHS[arch]}'"): 'the registry of architectures',
     ('hierproto.images', 'module'): 'optional packages of others',

@@ -16,16 +16,24 @@ def _conv_block(
     pool=True  # halve the sides by max-pooling?
 ):
     "3x3 convolution without padding, batch norm, `pool`, ReLU"
-    return nn.Sequential(nn.Conv2d(n_in, n_out, 3), nn.BatchNorm2d(n_out), *[nn.MaxPool2d(2)]*pool, nn.ReLU())
+    layers = [nn.Conv2d(n_in, n_out, 3), nn.BatchNorm2d(n_out)]
+    if pool: layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.ReLU())
 
 # %% ../../nbs/402_backbones.convnet.ipynb #d81d39dc
 def convnet(
     m=2,      # dimension of the embedding
-    n_in=1,   # channels of a picture
+    n_in=1,   # channels of an image
     hidden=64 # width between the two linear maps
 ):
-    "The small convnet of Figure 1: pictures (B, `n_in`, H, W) to embeddings (B, `m`)"
-    net = nn.Sequential(_conv_block(n_in,16), _conv_block(16,16), _conv_block(16,32,pool=False),
-                        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(32,hidden), nn.Linear(hidden,m))
+    "The small convnet of Figure 1: images (B, `n_in`, H, W) to embeddings (B, `m`)"
+    net = nn.Sequential(
+        _conv_block(n_in, 16),
+        _conv_block(16, 16),
+        _conv_block(16, 32, pool=False),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, hidden),
+        nn.Linear(hidden, m))
     net.n_features = m
     return net.to(memory_format=torch.channels_last)

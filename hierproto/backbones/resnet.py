@@ -21,7 +21,7 @@ class _Block(nn.Module):
     def __init__(self,
         ni, # channels that come in
         nf, # channels that go out
-        stride=1 # 2 halves the picture
+        stride=1 # 2 halves the image
     ):
         super().__init__()
         self.convs = nn.Sequential(ConvLayer(ni, nf, stride=stride), ConvLayer(nf, nf, act_cls=None))
@@ -34,16 +34,17 @@ def _stage(ni, nf, n, stride):
 
 # %% ../../nbs/403_backbones.resnet.ipynb #7a0cb469
 class _SmallResNet(nn.Sequential):
-    "Residual network for small images: `blocks[i]` blocks of `widths[i]` channels in stage `i`, then the mean"
+    "Residual network for small images: `blocks[i]` blocks of `widths[i]` channels in stage `i`"
     def __init__(self,
         widths=(64,128,256,512), # channels of each stage; the stem has those of the first
         blocks=(2,2,2,2), # blocks in each stage
         n_in=3, # channels of the input
-        stride=1 # of the stem; 2 halves the picture at once
+        stride=1 # of the stem; 2 halves the image at once
     ):
-        ni = [widths[0], *widths[:-1]]
-        stages = [_stage(i, o, n, 2 if k else 1) for k,(i,o,n) in enumerate(zip(ni, widths, blocks, strict=True))]
-        super().__init__(ConvLayer(n_in, widths[0], stride=stride), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        shapes = zip([widths[0], *widths[:-1]], widths, blocks, strict=True)
+        stages = [_stage(ni, nf, n, 2 if k else 1) for k,(ni,nf,n) in enumerate(shapes)]
+        stem = ConvLayer(n_in, widths[0], stride=stride)
+        super().__init__(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.n_features = widths[-1]
         self.to(memory_format=torch.channels_last)
 

@@ -15,18 +15,20 @@ from fastcore.basics import patch
 class ScoreLoss(DataLoss):
     "A loss with one formula: `terms(scores, targets)` for scores `(N, K)` and labels `(N,)`"
     no_focal = None # why `gamma` must be 0, if it must
-    no_groups = 'its formula is defined for classes only' # None if `terms` takes numbers of groups too
+    no_groups = 'its formula is defined for classes only' # None if `terms` takes groups too
     def __init__(self,
         n_classes=None, # number of classes, if the loss depends on it
         gamma=0., # exponent of the focal factor
-        **kwargs # `weight`, `ignore_index`, `reduction` of `DataLoss`
+        **kwargs # `weight`, `ignore_index`, `reduction`, `detach_focal` of `DataLoss`
     ):
         super().__init__(gamma=gamma, **kwargs)
         self.n_classes = n_classes
-        if gamma and self.no_focal: raise ValueError(f"{self.no_focal}, so a focal factor (gamma={gamma}) is not "
-            "defined; remove `gamma`, use `weight` to balance classes, or choose another method")
+        if gamma and self.no_focal: raise ValueError(
+            f"{self.no_focal}, so a focal factor (gamma={gamma}) is not defined; "
+            "remove `gamma`, use `weight` to balance classes, or choose another method")
 
-    def terms(self, scores, targets): raise NotImplementedError("a `ScoreLoss` must define `terms(scores, targets)`")
+    def terms(self, scores, targets):
+        raise NotImplementedError("a `ScoreLoss` must define `terms(scores, targets)`")
 
 # %% ../../nbs/301_baselines.cross_entropy.ipynb #97b1decd
 @patch
@@ -50,6 +52,6 @@ def with_vectors(
 class VectorLoss(ScoreLoss):
     "A `ScoreLoss` of the vectors behind the scores: `terms(z, targets)`"
     def forward(self, scores, targets):
-        if not hasattr(scores, 'z'):
-            raise TypeError(f"{type(self).__name__} needs the scores as its head returned them, with the attribute `z`")
+        if not hasattr(scores, 'z'): raise TypeError(
+            f"{type(self).__name__} needs the scores as its head returned them, with the attribute `z`")
         return super().forward(scores.z, targets, scores.shape[1])

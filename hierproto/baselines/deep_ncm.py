@@ -70,8 +70,8 @@ class ClassMeans(Callback):
     run_valid,hook = False,None
     def before_train(self):
         head = find_protos(self.model)
-        if not isinstance(head, NCMHead):
-            raise TypeError(f"`ClassMeans` needs an `NCMHead`, got prototypes in a `{type(head).__name__}`")
+        if not isinstance(head, NCMHead): raise TypeError(
+            f"`ClassMeans` needs an `NCMHead`, got prototypes in a `{type(head).__name__}`")
         ignore = getattr(self.learn.loss_func, 'ignore_index', -100)
         def update(head, inputs):
             if head.training: head.update(inputs[0], self.y, ignore)

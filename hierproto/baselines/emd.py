@@ -33,7 +33,8 @@ class EMDLoss(ScoreLoss):
         logp = scores.log_softmax(1)
         costs = self.costs.to(scores.dtype).index_select(0, targets)
         groups = self.group_labels
-        own = logp.gather(1, targets[:,None])[:,0] if groups is None else groups.log_prob(logp, targets)
+        if groups is None: own = logp.gather(1, targets[:,None])[:,0]
+        else: own = groups.log_prob(logp, targets)
         return self.focal(own) + (logp.exp().square()*costs).sum(1)
 
 # %% ../../nbs/304_baselines.emd.ipynb #1cc56d9b

@@ -25,22 +25,25 @@ def _cosines(D, gamma=None):
 # %% ../../nbs/308_baselines.frame.ipynb #140814e8
 def _vectors(G, m, clip=False):
     "Unit vectors of `m` dimensions whose cosines are `G`, or close to it"
-    e,Q = torch.linalg.eigh(G)
-    if e[0] < -1e-8*e[-1] and not clip:
-        raise HierarchyError(f"no unit vectors have the cosines exp(-gamma*D): the smallest eigenvalue is {e[0]:.2g}; "
-            "use a tree, a larger `gamma`, or `clip=True` for approximate cosines (methods call `gamma` `decay`)")
-    V = (Q*e.clamp(min=0).sqrt())[:,-m:]
+    values, vectors = torch.linalg.eigh(G)
+    if values[0] < -1e-8*values[-1] and not clip: raise HierarchyError(
+        f"no unit vectors have the cosines exp(-gamma*D): the smallest eigenvalue is {values[0]:.2g}; "
+        "use a tree, a larger `gamma`, or `clip=True` for approximate cosines "
+        "(methods call `gamma` `decay`)")
+    V = (vectors*values.clamp(min=0).sqrt())[:,-m:]
     return unit(nn.functional.pad(V, (0, m-V.shape[1])))
 
 # %% ../../nbs/308_baselines.frame.ipynb #69c95bb4
 def _polish(V, G, n_steps=100):
     "Lower the squared error of the cosines of `V` compared with `G`"
-    noise = torch.randn(V.shape, generator=torch.Generator().manual_seed(0), dtype=V.dtype)
-    x = (V + .01*noise.to(V.device)).contiguous().requires_grad_()
+    g = torch.Generator().manual_seed(0)
+    noise = torch.randn(V.shape, generator=g, dtype=V.dtype).to(V.device)
+    x = (V + .01*noise).contiguous().requires_grad_()
     opt = torch.optim.LBFGS([x], max_iter=n_steps, line_search_fn='strong_wolfe')
     def closure():
         opt.zero_grad()
-        loss = (unit(x)@unit(x).t()-G).square().mean()
+        u = unit(x)
+        loss = (u@u.t() - G).square().mean()
         loss.backward()
         return loss
     opt.step(closure)
@@ -60,10 +63,11 @@ def frame(
     if polish and m < len(G): V = _polish(V, G)
     cos = (V@V.t()).fill_diagonal_(-1)
     if cos.max() > 1-1e-4:
-        k,l = divmod(int(cos.argmax()), len(cos))
+        k, l = divmod(int(cos.argmax()), len(cos))
         names = getattr(D, 'leaves', range(len(D)))
-        warnings.warn(f"in {m} dimensions {names[k]!r} and {names[l]!r} have the same vector and cannot be "
-            "distinguished: use a larger `m` or `gamma`")
+        warnings.warn(
+            f"in {m} dimensions {names[k]!r} and {names[l]!r} have the same vector "
+            "and cannot be distinguished: use a larger `m` or `gamma`")
     return V.float()
 
 # %% ../../nbs/308_baselines.frame.ipynb #796e6da0
@@ -94,7 +98,7 @@ def _haframe_cosines(D, gamma=2.):
 
 # %% ../../nbs/308_baselines.frame.ipynb #1ef48d76
 class HAFrameHead(nn.Module):
-    "Scores $z \\cdot v_k$ with the fixed frame of Liang and Davis, after a linear map of the embedding to $z$"
+    "Scores $z \\cdot v_k$ with the frame of Liang and Davis, after a linear map of the embedding to $z$"
     def __init__(self,
         m, # dimension of the embedding
         h, # `Hierarchy`, `CostMatrix` or matrix of costs
@@ -102,14 +106,17 @@ class HAFrameHead(nn.Module):
         init=None # see `start_protos`; the frame by default
     ):
         super().__init__()
-        self.n_classes,self.linear = len(h),LinearHead(m, len(h))
-        if init is None: init = _vectors(_haframe_cosines(h, gamma), len(h))
-        self.register_buffer('protos', start_protos(len(h), len(h), init))
+        K = len(h)
+        self.n_classes = K
+        self.linear = LinearHead(m, K)
+        if init is None: init = _vectors(_haframe_cosines(h, gamma), K)
+        self.register_buffer('protos', start_protos(K, K, init))
 
     def forward(self, x):
         with torch.autocast(x.device.type, enabled=False):
             z = self.linear(x.to(self.linear.weight))
-            return with_vectors((z.movedim(1, -1)@self.protos.t().to(z)).movedim(-1, 1), z)
+            scores = z.movedim(1, -1)@self.protos.t().to(z)
+            return with_vectors(scores.movedim(-1, 1), z)
 
 # %% ../../nbs/308_baselines.frame.ipynb #aca3f573
 class HAFrameLoss(VectorLoss):
@@ -117,15 +124,18 @@ class HAFrameLoss(VectorLoss):
     def __init__(self,
         protos, # the vectors of the frame, (K, K)
         alpha=.4, # share of the second term
-        **kwargs # `gamma` of the focal factor; `weight`, `ignore_index`, `reduction` of `DataLoss`
+        **kwargs # of `ScoreLoss`
     ):
         super().__init__(**kwargs)
-        self.alpha,V = alpha,protos.detach().clone()
-        for k,o in dict(protos=V, S=V@V.t()).items(): self.register_buffer(k, o, persistent=False)
+        self.alpha = alpha
+        V = protos.detach().clone()
+        self.register_buffer('protos', V, persistent=False)
+        self.register_buffer('S', V@V.t(), persistent=False)
 
     def terms(self, z, targets):
         u = unit(z)
-        cos,length = u@self.protos.t().to(z),(z*u).sum(1, keepdim=True)
+        length = (z*u).sum(1, keepdim=True)
+        cos = u@self.protos.t().to(z)
         logp = (length*cos).log_softmax(1).gather(1, targets[:,None])[:,0]
         off = cos - self.S.index_select(0, targets).to(z)
         return (1-self.alpha)*self.focal(logp) + self.alpha*off.square().sum(1)

@@ -21,13 +21,13 @@ class HiEHead(nn.Module):
     ):
         super().__init__()
         self.n_classes = len(as_tree(h, 'HiE'))
-        groups,parent = h.parent[:self.n_classes].unique(return_inverse=True)
+        groups, parent = h.parent[:self.n_classes].unique(return_inverse=True)
         self.register_buffer('parent', parent, persistent=False)
         self.linear = LinearHead(m, self.n_classes+len(groups))
 
     def forward(self, x):
         z = as_floats(self.linear(x))
-        fine,coarse = z[:,:self.n_classes],z[:,self.n_classes:]
+        fine, coarse = z[:,:self.n_classes], z[:,self.n_classes:]
         return fine.log_softmax(1) + coarse.log_softmax(1)[:,self.parent]
 
 # %% ../../nbs/309_baselines.hie.ipynb #462f8c0e

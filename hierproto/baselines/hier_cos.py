@@ -16,9 +16,9 @@ from .cross_entropy import *
 
 # %% ../../nbs/310_baselines.hier_cos.ipynb #d2769dc4
 class HierCOSHead(nn.Module):
-    "Scores of the classes of `h`: lengths of projections onto the dimensions of their nodes, after a linear map"
+    "Scores of the classes of `h`: lengths of projections onto the dimensions of their nodes"
     def __init__(self,
-        m, # dimension of the embedding
+        m, # dimension of the embedding, which a linear map takes to one dimension per node
         h # `Hierarchy`
     ):
         super().__init__()
@@ -28,13 +28,14 @@ class HierCOSHead(nn.Module):
     def forward(self, x):
         with torch.autocast(x.device.type, enabled=False):
             z = self.linear(x.to(self.linear.weight))
-            own,above = z.square().movedim(1, -1).tensor_split([self.groups.shape[1]], -1)
-            squares = own + above@self.groups.to(z)
-            return with_vectors(squares.clamp(min=1e-30).sqrt().movedim(-1, 1), z)
+            squares = z.square().movedim(1, -1)
+            of_class, of_group = squares.tensor_split([self.groups.shape[1]], -1)
+            along_path = of_class + of_group@self.groups.to(z)
+            return with_vectors(along_path.clamp(min=1e-30).sqrt().movedim(-1, 1), z)
 
 # %% ../../nbs/310_baselines.hier_cos.ipynb #ee2480ce
 class HierCOSLoss(VectorLoss):
-    "Divergence of softmax $|z|$ from a distribution on the path of the class, plus `alpha` times a term per level"
+    "Divergence of softmax $|z|$ from the path of the class, plus `alpha` times a term per level"
     no_focal = 'Hier-COS has no probability of the class'
     def __init__(self,
         h, # `Hierarchy`
@@ -42,18 +43,26 @@ class HierCOSLoss(VectorLoss):
         **kwargs # `weight`, `ignore_index`, `reduction` of `DataLoss`
     ):
         super().__init__(**kwargs)
-        self.alpha,K = alpha,len(as_tree(h, 'Hier-COS'))
-        path,a = h.path_table()[:,1:],h.levels[:K,None]-torch.arange(h.depth)
-        t = (2/a.clamp(min=1)).exp()*(path>=0)
-        buffers = dict(path=path, t=t/t.sum(1, keepdim=True), level=F.one_hot(h.levels[:-1]-1, h.depth).float())
-        for k,o in buffers.items(): self.register_buffer(k, o, persistent=False)
+        self.alpha = alpha
+        K = len(as_tree(h, 'Hier-COS'))
+        path = h.path_table()[:,1:]
+        above = h.levels[:K,None] - torch.arange(h.depth)
+        t = (2/above.clamp(min=1)).exp()*(path >= 0)
+        level = F.one_hot(h.levels[:-1]-1, h.depth).float()
+        self.register_buffer('path', path, persistent=False)
+        self.register_buffer('t', t/t.sum(1, keepdim=True), persistent=False)
+        self.register_buffer('level', level, persistent=False)
 
 # %% ../../nbs/310_baselines.hier_cos.ipynb #ccc8cae4
 @patch
 def terms(self:HierCOSLoss, z, targets):
-    a,path,level = z.abs(),self.path.index_select(0, targets),self.level.to(z)
+    a = z.abs()
+    path = self.path.index_select(0, targets)
+    level = self.level.to(z)
     def on_path(o): return o.gather(1, path.clamp(min=0)) # levels below the class are -1
-    total,length = a@level,(a.square()@level).clamp(min=1e-30).sqrt()
-    aux = torch.where(path>=0, 1 + (total-2*on_path(a))/length, total)
-    kl = F.kl_div(on_path(a.log_softmax(1)), self.t.index_select(0, targets).to(z), reduction='none')
-    return kl.sum(1) + self.alpha*aux.sum(1)
+    total = a@level
+    length = (a.square()@level).clamp(min=1e-30).sqrt()
+    per_level = torch.where(path >= 0, 1 + (total - 2*on_path(a))/length, total)
+    t = self.t.index_select(0, targets).to(z)
+    kl = F.kl_div(on_path(a.log_softmax(1)), t, reduction='none')
+    return kl.sum(1) + self.alpha*per_level.sum(1)

@@ -35,7 +35,8 @@ class HXELoss(ScoreLoss):
     ):
         super().__init__(len(as_tree(h, 'hierarchical cross-entropy')), **kwargs)
         path = h.path_table(hidden=True)
-        path = path.where(path >= 0, torch.arange(h.n_nodes)[:,None]).T # below its level, a node stays itself
+        own = torch.arange(h.n_nodes)[:,None]
+        path = path.where(path >= 0, own).T # below its level, a node stays itself
         self.sums = SubtreeSum(h)
         self.register_buffer('path', path)
         self.register_buffer('lam', (-alpha*_heights(h, count)[path[1:]]).exp())
@@ -43,5 +44,7 @@ class HXELoss(ScoreLoss):
     def terms(self, scores, targets):
         # only differences count, and small numbers have smaller rounding errors
         scores = scores - scores.detach().amax(1, keepdim=True)
-        logs = self.sums.logsumexp(scores).t().gather(0, self.path.index_select(1, targets))
-        return (self.lam.index_select(1, targets)*self.focal(logs.diff(dim=0))).sum(0)
+        path = self.path.index_select(1, targets)
+        logs = self.sums.logsumexp(scores).t().gather(0, path)
+        decisions = logs.diff(dim=0)
+        return (self.lam.index_select(1, targets)*self.focal(decisions)).sum(0)

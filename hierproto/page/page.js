@@ -12,8 +12,8 @@ function add(parent, tag, attrs = {}, text) {
   parent.append(e);
   return e;
 }
-function addPictures(parent, key) {
-  for (const [file, src] of data.pictures[key] || []) add(parent, 'img', {src, alt: file, title: file});
+function addImages(parent, key) {
+  for (const [file, src] of data.images[key] || []) add(parent, 'img', {src, alt: file, title: file});
 }
 
 // Costly mistakes: a click on a header sorts, a second click the other way round.
@@ -21,7 +21,7 @@ function drawMistakes(rows) {
   for (const [key, level, ...values] of rows) {
     const row = add($('costly').tBodies[0], 'tr', {'data-level': level});
     for (const v of values) add(row, 'td', {}, typeof v === 'number' ? round(v) : v);
-    addPictures(add(row, 'td'), key);
+    addImages(add(row, 'td'), key);
   }
   [...$('costly').tHead.rows[0].cells].forEach((th, i) => {
     th.tabIndex = 0;
@@ -45,7 +45,7 @@ function sortBy(table, i) {
   table.tBodies[0].append(...(down ? rows.reverse() : rows));
 }
 
-// The matrix: a click shows the pictures of a cell.
+// The matrix: a click shows the images of a cell.
 function drawMatrix({names, rows, cells}) {
   const labels = names.length <= 40, short = names.map(o => o.length > 18 ? o.slice(0, 17) + '…' : o);
   const m = labels ? 1 + .36 * Math.max(...short.map(o => o.length)) : 0;
@@ -75,7 +75,7 @@ function drawMatrix({names, rows, cells}) {
     $('cell').replaceChildren();
     const c = cells[target.dataset.i];
     add($('cell'), 'p', {}, about(c));
-    addPictures($('cell'), c[0] + '-' + c[1]);
+    addImages($('cell'), c[0] + '-' + c[1]);
   };
 }
 
@@ -108,9 +108,9 @@ function drawTree([name, wrong, total, kids], parent) {
   for (const kid of kids) drawTree(kid, list);
 }
 
-// The cost as given (a line) among those of shuffled hierarchies (bars).
+// The cost as given (a line) among those with the classes shuffled (bars).
 function drawFit({says, true: cost, ends: [low, high], bars}) {
-  document.querySelector('.says').textContent = says;
+  document.querySelector('#fit .says').textContent = says;
   const most = Math.max(...bars), width = 100 / bars.length, at = 100 * (cost - low) / (high - low);
   if (most === bars.reduce((a, b) => a + b)) return; // all the same
   const svg = add($('shuffled'), 'svg', {viewBox: '-6 -8 112 54', style: 'font-size:4px'});
@@ -118,11 +118,11 @@ function drawFit({says, true: cost, ends: [low, high], bars}) {
   add(svg, 'path', {d: `M${at} -2V40`, style: 'stroke:var(--red)', 'stroke-width': .8});
   add(svg, 'text', {x: at, y: -3, style: 'fill:var(--red)', 'text-anchor': at < 50 ? 'start' : 'end'}, `as given: ${cost.toFixed(2)}`);
   for (const [x, v] of [[0, low], [100, high]]) add(svg, 'text', {x, y: 45, 'text-anchor': 'middle'}, v.toFixed(2));
-  add(svg, 'text', {x: 50, y: 45, 'text-anchor': 'middle'}, 'average cost, leaves shuffled');
+  add(svg, 'text', {x: 50, y: 45, 'text-anchor': 'middle'}, 'average cost, classes shuffled');
 }
 
 const draw = {mistakes: drawMistakes, matrix: drawMatrix, curve: drawCurve, fit: drawFit, tree: root => drawTree(root, add($('tree'), 'ul'))};
-for (const [id, f] of Object.entries(draw)) data[id] ? f(data[id]) : $(id).remove();
+for (const [id, f] of Object.entries(draw)) if (data[id] && $(id)) f(data[id]);
 if ($('fold')) $('fold').onclick = () => {
   const all = [...document.querySelectorAll('#tree details')], open = all.some(o => o.open);
   all.forEach(o => o.open = !open);
