@@ -13,6 +13,7 @@ from .prototypes import *
 from .metrics import *
 from .callbacks import *
 from .inference import *
+from .calibration import *
 from .body import *
 from .learner import *
 from .interpret import *
@@ -33,8 +34,10 @@ API = {
     'Distances and distortion': 'pairwise distortion scale_free_distortion optimal_scale disto_loss rank_loss '
                                 'embed_metric',
     'Measure': 'hier_metrics hier_report average_cost mistake_severity hier_dist_at_k level_accuracy '
-               'HierInterpretation',
-    'Decide': 'argmax_rule crm CRM back_off expected_cost predict_path Decide',
+               'hier_precision hier_recall hier_f1 full_path_accuracy lca_height hops coverage specificity '
+               'HierInterpretation CostScorer',
+    'Decide': 'argmax_rule crm CRM back_off BackOff node_crm expected_cost predict_path Decide '
+              'calibrate conformal_sets restrict',
     'Save and load': 'save_classifier load_classifier export_onnx',
     'Compare and audit': 'features compare audit'}
 __all__ = [name for names in API.values() for name in names.split()]

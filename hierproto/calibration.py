@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['fit_temperature', 'Climb', 'images_needed', 'conformal_quantile', 'calibrate', 'Guarantee', 'risk_curve', 'risk_area',
-           'as_nodes', 'conformal_sets', 'only', 'Restrict']
+           'as_nodes', 'conformal_sets', 'restrict', 'Restrict']
 
 # %% ../nbs/204_calibration.ipynb #61f7edff
 import math, warnings
@@ -275,7 +275,7 @@ def conformal_sets(
     return [sorted(s, key=lambda v: -row[v].item()) for s,row in zip(sets, P)]
 
 # %% ../nbs/204_calibration.ipynb #6443b8b3
-def only(
+def restrict(
     scores, # (B, K[, H, W]) scores or probabilities
     h, # the `Hierarchy` of the K classes
     names, # a class or group, by name or path, or a list of them
@@ -304,7 +304,7 @@ class Restrict(Rule):
     def __init__(self,
         rule, # as in `get_rule`
         h, # the `Hierarchy` of the K classes, in the order of the scores
-        names, # as in `only`
+        names, # as in `restrict`
         probs=None # as in `Rule`
     ):
         super().__init__(h.leaves, probs)

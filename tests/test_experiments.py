@@ -132,7 +132,7 @@ NONSENSE = [dict(method='magic'), dict(set='epochs=-3'), dict(set='lam=nan'), di
 @pytest.mark.parametrize('kw', NONSENSE, ids=str)
 def test_nonsense_is_refused_before_any_work(kw, dry, program, tmp_path, monkeypatch):
     "One line that names the culprit; no row, no folder, no training, also in a dry run"
-    from hierproto import experiments as E
+    from hierproto.paper import sweeps as E
     from hierproto.paper.recipes import RecipeError
     monkeypatch.setattr(E, 'run_claimed', lambda *a, **k: pytest.fail('it starts'))
     (name, value), = kw.items()
@@ -166,6 +166,11 @@ def kills_id(r, file):
     row = {k: v for k, v in r._asdict().items() if k not in ('Index', 'run_id')}
     return hashlib.sha1(repr(sorted(row.items())).encode()).hexdigest()[:12]
 
+def study_id(r, file):
+    from hierproto.paper.studies import recipe
+    fine = None if pd.isna(r.fine) else int(r.fine)
+    return recipe(r.data, r.study, r.method, r.seed, fine, r.up, **json.loads(r.settings))['run_id']
+
 def ids_digest(df): return hashlib.sha1(' '.join(df.run_id).encode()).hexdigest()
 
 # rows of a recipe that no longer exists: their ids cannot be recomputed, and stay as they are
@@ -180,7 +185,7 @@ def test_committed_rows_keep_their_ids(file):
     with file.open(newline='') as f: assert len(df) == sum(1 for _ in csv.reader(f)) - 1, 'rows that cannot be read'
     if file.name in FROZEN: assert ids_digest(df) == FROZEN[file.name]
     else:
-        id_of = OTHER_IDS.get(file.name, recipe_id)
+        id_of = study_id if file.parent.name == 'studies' else OTHER_IDS.get(file.name, recipe_id)
         changed = [(r.run_id, r) for r in df.itertuples() if id_of(r, file) != r.run_id]
         assert not changed, f'{len(changed)} of {len(df)} rows have another id, such as {changed[0]}'
 
@@ -195,7 +200,7 @@ def test_every_committed_result_has_its_id_checked():
 
 def test_pick_follows_the_tier(monkeypatch):
     "Rows from before a change of the tier are not picked"
-    from hierproto import recipes
+    from hierproto.paper import recipes
     from hierproto.paper.report import load_results, pick
     df = load_results('cifar100', 'cpu', RESULTS)
     assert len(pick(df, 'gp_disto')) >= 3
@@ -229,7 +234,7 @@ def test_pretrained_tiers(data, tier, tmp_path, monkeypatch):
     from fastai.data.external import fastai_cfg
     from hierproto.paper.recipes import resolve
     from hierproto.paper.runs import run_data, run_learner, train_run
-    from hierproto.testing import TOYS
+    from hierproto.paper.toys import TOYS
     monkeypatch.setenv('HIERPROTO_DATA', str(tmp_path))
     monkeypatch.setitem(fastai_cfg().d, 'data_path', str(tmp_path/'cache'))
     TOYS[data](tmp_path/data)

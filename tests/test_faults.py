@@ -266,7 +266,7 @@ def test_a_cache_on_a_full_disk(tmp_path, monkeypatch):
 
 def test_a_damaged_picture_is_named(tmp_path, monkeypatch):
     from hierproto.paper.data.mnist import mnist
-    from hierproto.testing import toy_data
+    from hierproto.paper.toys import toy_data
     path = toy_data('mnist', tmp_path)
     f = sorted(path.rglob('*.png'))[7]
     f.write_bytes(f.read_bytes()[:60])

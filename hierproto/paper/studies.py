@@ -203,8 +203,8 @@ FINE = dict(cifar100=(5,25,125), icd10=(2,5), languages=(5,25,125))
 KNOBS = dict(cross_entropy=('wd',.01,.1), learnt=('proto_lr',1.,10.), gp_disto=('proto_lr',1.,10.),
              soft_labels=('beta',10.,30.), hxe=('alpha',.1,.5))
 RATES = (1e-2, 3e-2)
-FIXED = dict(cross_entropy=dict(lr=3e-3, wd=1.), learnt=dict(lr=3e-3, wd=1., proto_lr=10.),
-             gp_disto=dict(lr=3e-3, wd=1., proto_lr=10., lam=1.))
+FIXED = dict(cross_entropy=dict(lr=3e-3, wd=1.), learnt=dict(lr=3e-3, wd=1., proto_lr=10., proto_wd=0.),
+             gp_disto=dict(lr=3e-3, wd=1., proto_lr=10., proto_wd=0., lam=1.))
 
 def recipe(data, study, method, seed=0, fine=None, up=0, **settings):
     "Everything that decides a run, and its `run_id`"

@@ -6,7 +6,7 @@
 __all__ = ['claim', 'run_claimed', 'run_sweep', 'show_sweep', 'prepare', 'ray_sweep', 'train', 'sweep']
 
 # %% ../../nbs/712_paper.sweeps.ipynb #bc0f0a58
-import contextlib, ctypes, sys, time, traceback
+import contextlib, sys, time, traceback
 from filelock import FileLock, Timeout
 from fastai.basics import *
 from ..callbacks import NotFinite
@@ -101,9 +101,7 @@ def show_sweep(
 def prepare(
     threads=0 # of PyTorch; 0 for its own choice
 ):
-    "Set up a process for training; where there is glibc, freed memory stays for the next step"
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        for k,v in ((-3, 2**25), (-1, 2**29)): ctypes.CDLL(None).mallopt(k, v) # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+    "Set up a process for training"
     if threads: torch.set_num_threads(threads)
 
 # %% ../../nbs/712_paper.sweeps.ipynb #2c9b0701

@@ -42,6 +42,7 @@ def inat19(
     bs=64, # batch size
     size=224, # of the images that enter the network
     augment=True, # crop at random and flip the training images?
+    min_scale=.35, # smallest share of an image in a random crop
     lists=('train2019','val2019'), # which lists to use
     fraction=1., # share of the training part to train on
     seed=0, # of the split and of `fraction`
@@ -58,7 +59,7 @@ def inat19(
         raise FileNotFoundError(f'{t.file[0]} is missing: unpack train_val2019.tar.gz next to the lists, see {_SITE}')
     block = DataBlock((ImageBlock,CategoryBlock(vocab=vocab, sort=False)), get_x=_file, get_y=_name,
         splitter=lambda items: [np.flatnonzero(t.part==k).tolist() for k in range(3)],
-        item_tfms=RandomResizedCrop(size, min_scale=.35) if augment else Resize(size),
+        item_tfms=RandomResizedCrop(size, min_scale=min_scale) if augment else Resize(size),
         batch_tfms=[*[Flip()]*augment, Normalize.from_stats(*imagenet_stats, cuda=False)])
     items = [[src/f, vocab[k]] for f,k in zip(t.file, t.category)]
     dls = block.dataloaders(items, path, bs=bs, num_workers=ifnone(num_workers, defaults.cpus), drop_last=False)

@@ -23,7 +23,7 @@ def _parse_ranges(s):
     ends = [[int(n) for n in o.split('-')] for o in s.split()]
     return [i for o in ends for i in range(o[0], o[-1]+1)]
 
-def _facts(): return json.loads((files('hierproto')/'data'/'nyudv2_40.json').read_text(encoding='utf-8'))
+def _facts(): return json.loads((files('hierproto.paper.data')/'nyudv2_40.json').read_text(encoding='utf-8'))
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #8cfe3580
 VOID = 255
