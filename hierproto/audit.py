@@ -502,8 +502,15 @@ def html_report(
     return page(title, *parts, data=data, notes=[f'Fingerprint {h.fingerprint}', *p.notes])
 
 # %% ../nbs/505_audit.ipynb #baf1e055
-def write_report(p, out, title, name='as given', fit=None, against=None):
-    "Write the page and the table on `p`, called `name`, into the folder `out`, and print what they say"
+def write_report(
+    p, # `Predictions`
+    out, # folder for report.html and table.csv
+    title, # of the page
+    name='as given', # of these predictions in the table
+    fit=None, # `p.tree_fit()` by default; False leaves it out
+    against=None # `Predictions` of another model for the same samples, and its name
+):
+    "Write the page and the table on `p` into a folder, and print what they say"
     lines, fit = p.with_rules(name), p.tree_fit() if fit is None else fit
     write_text(out/'table.csv', p.table(name))
     write_text(out/'report.html', html_report(p, title, name, fit, against))
