@@ -534,3 +534,24 @@ def test_taxonomies_of_gbif_and_inaturalist(tmp_path):
 def test_taxonomies_that_cannot_be_used(rows, names, why):
     with pytest.raises(HierarchyError) as e: Hierarchy.from_taxonomy(pd.DataFrame(rows), names)
     assert why in str(e.value)
+
+
+def test_a_file_is_parsed_once(tmp_path, monkeypatch):
+    import hierproto.readers as R
+    seen, real = [], R._file_rows
+    monkeypatch.setattr(R, '_file_rows', lambda f: seen.append(f) or real(f))
+    for text in (h.to_csv(), parents, CostMatrix(h.costs(), h.leaves).to_csv()):
+        (tmp_path/'t.csv').write_text(text)
+        seen.clear()
+        quietly(lambda: read_hierarchy(tmp_path/'t.csv'))
+        assert len(seen) == 1
+
+
+def test_trees_and_readers_do_not_import_each_other():
+    import ast, hierproto.names, hierproto.readers
+    for m in (hierproto.names, hierproto.readers):
+        tree = ast.parse(Path(m.__file__).read_text())
+        used = {o.module for o in ast.walk(tree) if isinstance(o, ast.ImportFrom) and o.level}
+        assert used <= {'names'}
+    with pytest.raises(ImportError, match='read_hierarchy is in hierproto.hierarchy since version 0.3'):
+        from hierproto.readers import read_hierarchy
