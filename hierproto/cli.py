@@ -316,21 +316,23 @@ def audit(
 def compare(
     images:Folder,          # folder with a folder of images per class, perhaps in train/ and test/
     classes:Tree,           # file of the classes, or the name of a built-in tree
-    out:Text='comparison',  # folder for the rows and the page
+    out:Text='comparison',  # folder for the rows, the features and the page
     arch:str='tf_efficientnet_lite0', # pretrained network that computes the features
     weights:Text='',        # file of weights for the network; empty for the published ones
     size:Annotated[int, between(16, 2048, 0)]=0,   # side of the images; 0 for that of the network
-    methods:Annotated[str, name_in(['all', *METHOD_NAMES], several=True)]='all', # or a,b,c
-    seeds:Annotated[int, between(1, 1000)]=5,      # number of seeds
+    methods:Annotated[str, name_in(['default','all', *METHOD_NAMES], several=True)]='default', # or a,b
+    seeds:Annotated[int, between(1, 1000, 0)]=0,   # repetitions; 0 for 2, or 5 with a test set
     epochs:Annotated[int, between(1, 10**5)]=10,   # of each training
     hidden:Annotated[int, between(1, 2**16, 0)]=0, # width of a hidden layer; 0 for none
-    tune:Literal['each','once']='each', # settings chosen by each seed, or once (official test sets)
+    groups:Text='',         # CSV with columns file and group: images of a group are never split
+    predictions:Text='',    # CSV with the answers of another model, which joins the comparison
     subset:bool=False,      # leave out classes without images
     jobs:Annotated[int, between(1, 1024, 0)]=0     # processes; 0 for one per core
 ):
     "Compare methods on features of a folder of images, with intervals"
-    if weights and not Path(weights).expanduser().is_file():
-        raise OptionError(f'--weights must be a file: there is no such file: {weights}')
+    for name,file in dict(weights=weights, groups=groups, predictions=predictions).items():
+        if file and not Path(file).expanduser().is_file():
+            raise OptionError(f'--{name} must be a file: there is no such file: {file}')
 
 # %% ../nbs/510_cli.ipynb #549c0ae1
 def _check_fractions(text):

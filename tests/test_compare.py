@@ -1,8 +1,9 @@
 "Comparison of methods on frozen features: the command, its errors, and from the best head to a whole network"
-import re, shutil
+import os, re, shutil, subprocess, sys, time
 from functools import partial
+from pathlib import Path
 
-import pandas as pd, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 
 from hierproto.body import embedder
 from hierproto.cli import run_command
@@ -13,7 +14,7 @@ from hierproto.methods import METHODS
 from hierproto.saving import export_onnx, load_classifier, save_classifier
 from test_commands import colour_pictures, failed
 
-FAST = ['--arch', 'thin_resnet', '--size', 32, '--seeds', 2, '--epochs', 1, '--jobs', 1]
+FAST = ['--arch', 'thin_resnet', '--size', 32, '--epochs', 1, '--jobs', 1]
 CLASSES = 'cat', 'dog', 'oak', 'fir'
 TREE = Hierarchy.from_paths([('animal', 'cat'), ('animal', 'dog'), ('plant', 'oak'), ('plant', 'fir')])
 write_pictures = partial(colour_pictures, n=10, classes=CLASSES)
@@ -47,16 +48,22 @@ def run(work, out, *argv, classes='classes.csv'):
 
 def test_command_and_a_warm_repeat_with_another_tree(work, tmp_path, cache, capsys):
     rows, page = run(work, tmp_path/'out', '--methods', 'learnt')
-    assert set(rows.method) == {'cross_entropy', 'learnt'} and len(rows) == 2*2*2 and rows.run_id.is_unique
-    assert not re.search(r'(src|href)="(?!#|data:)', page) and '<script' not in page and 'thin_resnet' in page
+    assert set(rows.method) == {'cross_entropy', 'learnt'} and len(rows) == 2*2*3 and rows.run_id.is_unique
+    assert not re.search(r'(src|href)="(?!#|data:)', page) and 'thin_resnet' in page
+    assert page.index('<svg') < page.index('<table'), 'the page opens with the forest plot'
     assert '<th>kingdom</th>' in page and '<th>species</th>' in page, 'levels have the names of the columns'
-    file, = cache.glob('*.safetensors')
+    assert 'cross-entropy, least risk' in page and 'cross_entropy' not in page, 'methods are named in words'
+    told = [o for o in capsys.readouterr().out.splitlines() if 'repetition' in o]
+    assert len(told) == 4 and told[-1].startswith('4 of 4: learnt prototypes, repetition 2'), 'a line for each finished task'
+    file = tmp_path/'out'/'features.safetensors'
     stamp = file.stat().st_mtime_ns
     run(work, tmp_path/'out', '--methods', 'learnt')
     again, _ = run(work, tmp_path/'out', '--methods', 'learnt', classes='other.csv')
-    assert (len(again) == 16 and again.run_id.is_unique
-            and again.iloc[:8].equals(rows)), 'finished runs are kept, another tree has other ids'
-    assert [file] == [*cache.iterdir()] and file.stat().st_mtime_ns == stamp, 'features are computed once'
+    assert (len(again) == 24 and again.run_id.is_unique
+            and again.iloc[:12].equals(rows)), 'finished runs are kept, another tree has other ids'
+    assert file.stat().st_mtime_ns == stamp, 'features are computed once'
+    with np.load(tmp_path/'out'/'comparison.npz') as costs:
+        assert {*costs} == {*again.run_id} and all(o.shape == (40,) for o in costs.values())
     assert 'Page:' in capsys.readouterr().out
 
 
@@ -65,20 +72,50 @@ def test_divided_folders_have_an_official_test_set(work, tmp_path, cache):
     write_pictures(tmp_path/'images'/'test', n=3)
     (tmp_path/'classes.csv').write_text((work/'classes.csv').read_text())
     shutil.copy(work/'w.pth', tmp_path)
-    rows, page = run(tmp_path, tmp_path/'out', '--methods', 'fixed', '--tune', 'once')
-    assert (set(rows.n_train) == {40} and set(rows.n_test) == {12}
-            and (rows.groupby('method').settings.nunique() == 1).all())
-    assert 'official test set' in page and '2 seeds' in page
+    rows, page = run(tmp_path, tmp_path/'out', '--methods', 'fixed', '--seeds', 3)
+    assert set(rows.n) == {12} and set(rows.seed) == {0, 1, 2}
+    assert 'official test set' in page and '3 seeds' in page
+
+
+def test_your_own_predictions_are_a_row(work, tmp_path, cache, capsys):
+    files = sorted((work/'images').rglob('*.png'))
+    lines = [f'{f.relative_to(work/"images")},{f.parent.name},{f.parent.name}' for f in files]
+    (tmp_path/'mine.csv').write_text('\n'.join(['file,target,prediction', *lines[::-1]]))
+    (tmp_path/'few.csv').write_text('\n'.join(['file,target,prediction', *lines[1:]]))
+    err = failed(capsys, 'compare', *options(work, tmp_path/'out', '--methods', 'learnt', '--predictions', tmp_path/'few.csv'))
+    assert 'nothing for 1 of 40 images' in err and len(err.splitlines()) == 1, err
+    _, page = run(work, tmp_path/'out', '--methods', 'learnt', '--predictions', tmp_path/'mine.csv')
+    assert re.search(r'<th>mine</th>\s*<td>-100.0</td>', page), 'a model without mistakes costs 100% less'
+
+
+def test_groups_of_images_stay_together(work, tmp_path, cache, capsys):
+    files = sorted((work/'images').rglob('*.png'))
+    (tmp_path/'sites.csv').write_text('\n'.join(['file,group', *(f'{f.relative_to(work/"images")},{i%7}' for i, f in enumerate(files))]))
+    _, page = run(work, tmp_path/'out', '--methods', 'learnt', '--groups', tmp_path/'sites.csv')
+    assert '7 groups that are never split' in page
+    assert 'there is no such file' in failed(capsys, 'compare', *options(work, tmp_path/'out', '--groups', tmp_path/'none.csv'))
+
+
+def test_foreign_files_end_in_one_line(work, tmp_path, cache, capsys):
+    out = tmp_path/'out'
+    out.mkdir()
+    (out/'comparison.csv').write_text('name,value\na,1\n')
+    err = failed(capsys, 'compare', *options(work, out))
+    assert 'is not a file of this comparison' in err and len(err.splitlines()) == 1, err
+    (out/'comparison.csv').unlink()
+    (out/'comparison.npz').write_bytes(b'PK no')
+    err = failed(capsys, 'compare', *options(work, out, '--methods', 'learnt'))
+    assert 'comparison.npz is damaged' in err and len(err.splitlines()) == 1, err
 
 
 BAD = {'arch': (['--arch', 'resnet81'], "did you mean 'resnet18'"), 'weights': (['--weights', 'none.pth'], 'none.pth'),
        'other weights': (['--arch', 'resnet18'], 'does not fit resnet18'),
        'no weights': (['--weights', ''], 'no published weights'),
-       'methods': (['--methods', 'learnt,magic'], "unknown method 'magic' in --methods; choose from"),
-       'seeds': (['--seeds', 0], '--seeds must be between 1'),
+       'methods': (['--methods', 'learnt,magic'], "--methods must be one of"),
+       'seeds': (['--seeds', -1], '--seeds must be between 1'),
        'epochs': (['--epochs', -1], '--epochs must be between 1'),
        'size': (['--size', 3], '--size must be between 16'), 'jobs': (['--jobs', -2], '--jobs must be between 1'),
-       'tune': (['--tune', 'once'], 'needs an official test set'), 'tree': (['--methods', 'hxe'], 'needs a tree')}
+       'tree': (['--methods', 'hxe'], 'needs a tree')}
 
 @pytest.mark.parametrize('case', BAD)
 def test_bad_options_end_in_one_line(work, tmp_path, cache, capsys, case):
@@ -96,7 +133,7 @@ def test_bad_files_end_in_one_line(work, tmp_path, cache, capsys):
     (tmp_path/'empty').mkdir()
     assert 'no images in this folder' in says(tmp_path/'empty')
     assert 'directly in the folder' in says(work/'images'/'cat')
-    assert 'cannot be read' in says(work/'images', 'none.csv')
+    assert 'no such file' in says(work/'images', 'none.csv')
     write_pictures(tmp_path/'few', n=3)
     assert "fewer than 5 images of 'cat', 'dog'" in says(tmp_path/'few')
     shutil.copytree(work/'images', tmp_path/'images')
@@ -117,7 +154,7 @@ def test_from_features_to_a_saved_network(work, tmp_path, hidden):
     from fastai.vision.all import ImageDataLoaders, Resize
     feats = features(work/'images', 'thin_resnet', weights=work/'w.pth', size=32, file=tmp_path/'f.safetensors',
                      progress=False)
-    best = compare(feats, work/'classes.csv', 'gp_disto', seeds=2, epochs=2, hidden=hidden, m=8, progress=False).best()
+    best = compare(feats, work/'classes.csv', 'gp_disto', seeds=1, epochs=2, hidden=hidden, m=8, progress=False).best()
     dls = ImageDataLoaders.from_folder(work/'images', valid_pct=.3, seed=0, item_tfms=Resize(32), num_workers=0, bs=8)
     whole = best.whole_network(dls)
     x = torch.rand(5, 3, 32, 32)
@@ -137,24 +174,105 @@ def test_pictures_of_other_classes_are_refused(work, tmp_path):
     from fastai.vision.all import ImageDataLoaders, Resize
     feats = features(work/'images', 'thin_resnet', weights=work/'w.pth', size=32, file=tmp_path/'f.safetensors',
                      progress=False)
-    best = compare(feats, work/'classes.csv', 'learnt', seeds=2, epochs=1, progress=False).best()
+    best = compare(feats, work/'classes.csv', 'learnt', seeds=1, epochs=1, progress=False).best()
     write_pictures(tmp_path/'images')
     (tmp_path/'images'/'fir').rename(tmp_path/'images'/'ash')
     dls = ImageDataLoaders.from_folder(tmp_path/'images', valid_pct=.3, item_tfms=Resize(32), num_workers=0, bs=8)
     with pytest.raises(HierarchyError, match='classes differ'): best.fine_tune(dls)
 
 
-def test_every_method_of_the_registry_takes_part():
+def made_up_pool(n=60, names=CLASSES):
     g = torch.Generator().manual_seed(0)
-    y = torch.arange(60) % 4
-    pool = Pool(torch.randn(60, 6, generator=g) + y[:, None], y, list(CLASSES))
-    res = compare(pool, TREE, seeds=2, epochs=1, m=4, progress=False)
-    assert set(res.rows.method) == {k for k, m in METHODS.items() if m.rule is None}
-    assert len(res.rows) == 4*res.rows.method.nunique() and res.rows.er.notna().all()
+    y = torch.arange(n) % 4
+    return Pool(torch.randn(n, 6, generator=g) + y[:, None], y, list(names))
+
+def test_every_method_of_the_registry_takes_part():
+    res = compare(made_up_pool(), TREE, 'all', seeds=1, epochs=1, m=4, progress=False)
+    variants = {'gp_disto_leaf', 'gp_disto_fixed_scale', 'gp_disto_squared', 'gp_disto_huber', 'hyperspherical_learnt'}
+    assert set(res.rows.method) == {k for k, m in METHODS.items() if m.rule is None} - variants
+    assert len(res.rows) == 3*res.rows.method.nunique() and res.rows.er.notna().all()
 
 def test_two_processes_give_the_rows_of_one(tmp_path):
-    y = torch.arange(60) % 4
-    pool = Pool(torch.randn(60, 6) + y[:, None], y, list(CLASSES))
-    one, two = (compare(pool, TREE, 'learnt', seeds=2, epochs=1, m=4, progress=False,
-                        jobs=jobs).rows.drop(columns='seconds') for jobs in (1, 2))
-    pd.testing.assert_frame_equal(one, two, rtol=1e-4)
+    one, two = (compare(made_up_pool(), TREE, 'learnt', epochs=1, m=4, progress=False, jobs=jobs) for jobs in (1, 2))
+    drop = ['seconds', 'train_seconds', 'test_ms']
+    pd.testing.assert_frame_equal(one.rows.drop(columns=drop), two.rows.drop(columns=drop), rtol=1e-4)
+    assert {*one.costs} == {*two.costs} and all(np.allclose(one.costs[k], two.costs[k], atol=1e-4) for k in one.costs)
+
+
+def test_labels_without_a_class_are_refused():
+    for y in ([-1, *[0, 1]*10], [2, *[0, 1]*10]):
+        with pytest.raises(HierarchyError, match='labels must be class numbers from 0 to 1, got .* remove'):
+            compare((torch.randn(21, 3), y), Hierarchy.from_paths([*'ab']))
+
+
+def test_the_order_of_class_names_does_not_matter():
+    "The same data under names of letters, and under digits in an order that is neither that of numbers nor of text"
+    digits = Hierarchy.from_paths([('round', '0'), ('round', '3'), ('line', '1'), ('line', '2')])
+    letters = Hierarchy.from_paths([('round', 'a'), ('round', 'd'), ('line', 'b'), ('line', 'c')])
+    pool = made_up_pool()
+    vocabs = {'d': ([*'2031'], digits), 'l': (['c', 'a', 'd', 'b'], letters)}
+    runs = {k: compare(Pool(pool.x, pool.y, v), h, ['soft_labels', 'hxe'], seeds=1, epochs=1, m=4, progress=False)
+            for k, (v, h) in vocabs.items()}
+    for k, costs in runs['d'].costs.items(): assert np.allclose(costs, runs['l'].costs[k], atol=1e-4), k
+    with pytest.raises(HierarchyError, match='a decision rule of another method'): compare(pool, TREE, 'cross_entropy_crm')
+
+
+def test_no_image_is_tested_by_a_model_that_has_seen_it(monkeypatch):
+    "Neither in training, nor in the choice of settings"
+    from hierproto import compare as module
+    pool, seen = made_up_pool(), []
+    pool.x[:, 0, 0] = torch.arange(60) # a mark
+    marks = lambda x: {*x[:, 0, 0].long().tolist()}
+    train, scores, choose = module.train_head, module._scores, module._choose
+    def traced(part, *args, **kwargs):
+        learn = train(part, *args, **kwargs)
+        learn.marks = marks(part[0])
+        return learn
+    def checked(learn, x):
+        assert not learn.marks & marks(x), 'tested on images of the training'
+        seen.append((len(learn.marks), marks(x)))
+        return scores(learn, x)
+    monkeypatch.setattr(module, 'train_head', traced)
+    monkeypatch.setattr(module, '_scores', checked)
+    compare(pool, TREE, 'learnt', seeds=1, rules='argmax', epochs=1, m=4, progress=False)
+    final = [m for n, m in seen if n == 48]
+    assert len(final) == 2*5 and sorted(sum(map(list, final[:5]), [])) == [*range(60)], 'each image is tested once'
+    assert all(n == 36 for n, _ in seen if n != 48), 'choices leave out two folds'
+
+
+@pytest.mark.skipif(not hasattr(os, 'killpg'), reason='needs POSIX')
+def test_a_killed_comparison_leaves_nothing_behind(tmp_path):
+    "Workers end, and the files that joblib shares with them disappear"
+    code = f"""
+import torch
+from hierproto.compare import Pool, compare
+from hierproto.hierarchy import Hierarchy
+y = torch.arange(4000)%4
+compare(Pool(torch.randn(4000, 256), y, [*'abcd']), Hierarchy.from_paths([*'abcd']), 'learnt,fixed', seeds=99, epochs=1, jobs=2,
+        out={str(tmp_path/'out')!r}, progress=False)"""
+    (tmp_path/'shared').mkdir()
+    env = os.environ | dict(JOBLIB_TEMP_FOLDER=str(tmp_path/'shared'), TMPDIR=str(tmp_path/'shared'))
+    main = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', code], env=env)
+    below = lambda: [int(o.name) for o in Path('/proc').iterdir() if o.name.isdigit() and 'loky' in command(o) and parent(o) == main.pid]
+    wait_for((tmp_path/'out'/'comparison.csv').exists, 600)
+    assert any((tmp_path/'shared').rglob('*.pkl'))
+    workers = below()
+    assert len(workers) >= 2
+    main.kill()
+    main.wait()
+    wait_for(lambda: not any(Path(f'/proc/{o}').exists() for o in workers), 120)
+    wait_for(lambda: not any((tmp_path/'shared').rglob('*.pkl')), 120)
+
+def command(o):
+    try: return (o/'cmdline').read_text()
+    except OSError: return ''
+
+def parent(o):
+    try: return int((o/'stat').read_text().rpartition(')')[2].split()[1])
+    except OSError: return 0
+
+def wait_for(done, seconds):
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, 'waited too long'
+        time.sleep(.2)
