@@ -108,12 +108,13 @@ def read(self:Checkpoint):
     if changed: raise CheckpointError(f"{self.path} is of another training; changed: {', '.join(changed)}")
     return self.done
 
-# %% ../nbs/410_checkpoint.ipynb #c32d31db
+# %% ../nbs/410_checkpoint.ipynb #d37a659f
 @patch
 def load(self:Checkpoint):
     "Continue with model and optimiser from the file, if there is one; returns the finished epochs"
-    self.random = random_states(self.dls)
-    if self.loaded is None and not self.read(): return 0
+    if self.loaded is None:
+        self.random = random_states(self.dls)
+        if not self.read(): return 0
     device = ifnone(self.dls.device, default_device())
     try:
         self.bare.load_state_dict(self.loaded['model'])

@@ -79,7 +79,7 @@ Text = Annotated[str, BeforeValidator(os.fspath)]
 File = Annotated[Text, _exists('file', Path.is_file)]
 Folder = Annotated[Text, _exists('folder', Path.is_dir)]
 
-# %% ../nbs/510_cli.ipynb #719feeb1
+# %% ../nbs/510_cli.ipynb #8f43b668
 def _check_tree(name):
     folder = Path(hierproto.__file__).parent/'trees'
     trees = [*sorted(f.stem for f in folder.glob('*.json')), 'digits_chain']
@@ -92,7 +92,8 @@ def _check_model(path):
     raise ValueError(f'must be the folder of a saved model: there is no such folder: {path}')
 
 def _check_start(path):
-    if path in ('yes','no') or Path(path).expanduser().exists(): return path
+    place = Path(path).expanduser()
+    if path in ('yes','no') or place.is_file() or (place/'model.safetensors').is_file(): return path
     raise ValueError(f'must be yes, no, a file of weights or a saved model, got {path!r}')
 
 Tree = Annotated[Text, AfterValidator(_check_tree)]
@@ -234,7 +235,7 @@ def run_command(
             if not _is_expected(e): raise
             sys.exit(_say(name, e) or 2)
 
-# %% ../nbs/510_cli.ipynb #88e789ad
+# %% ../nbs/510_cli.ipynb #871e3501
 Seed = Annotated[int, between(0, 2**32-1)]
 Threads = Annotated[int, between(0, 1024)]
 
@@ -254,8 +255,10 @@ def fit(
     bs:Annotated[int, between(2, 10**5, 0)]=0,      # images per batch; 0 chooses
     m:Annotated[int, between(1, 2**16)]=64,         # dimensions of the embedding
     valid:Annotated[float, between(.001, .999)]=.2, # share of each class held back for testing
+    accuracy:Annotated[float, between(.01, .999)]|None=None, # of answers, which may then be groups
     seed:Seed=0,           # of everything random
     workers:Annotated[int, between(0, 256)]=0,      # processes that read images
+    threads:Threads=0,     # of PyTorch; 0 tries one and all, and keeps the faster
     subset:bool=False,     # leave out classes without images
     resume:bool=False,     # continue an interrupted fit
     force:bool=False,      # overwrite a model in the folder

@@ -92,7 +92,7 @@ def _own_loss(loss, method_args):
     if not lost: return loss
     raise TypeError(f"{' and '.join(lost)} would be lost: `loss_func` replaces the loss of the method")
 
-# %% ../nbs/404_learner.ipynb #133ef302
+# %% ../nbs/404_learner.ipynb #c5cee1d1
 def hier_learner(
     dls, # `DataLoaders`
     arch, # function or name in torchvision or timm, or any module
@@ -122,6 +122,7 @@ def hier_learner(
     model = nn.Sequential(body, head) if len(inputs) == 1 else Embedder(body, head)
 
     if 'loss_func' in learner_args: loss = _own_loss(learner_args.pop('loss_func'), method_args)
+    if getattr(dls, 'node_labels', False): loss.allow_groups(h) # labels of `NodeBlock`
     ignored = method_args.get('ignore_index', getattr(loss, 'ignore_index', None))
     defaults = dict(metrics=hier_metrics(h, ignore_index=ignored), splitter=partial(_split, split=body.split))
     learn = Learner(dls, model, loss, cbs=[*callbacks, *watching, *L(cbs)], **{**defaults, **learner_args})

@@ -67,7 +67,7 @@ def work(tmp_path_factory):
 
 def test_fit(work):
     said, table = (work/'fit.txt').read_text(), pd.read_csv(work/'model'/'table.csv', index_col=0)
-    assert '160 pictures of 10 classes' in said and 'broken.png' in said and 'random weights' in said
+    assert '160 images of 10 classes' in said and 'broken.png' in said and 'random weights' in said
     lines = ['gp_disto', 'gp_disto, least expected cost', 'gp_disto, a group if unsure'] # a group counts as a mistake
     assert list(table.index) == lines and (table['error rate %'][:2] < 75).all() and table['groups %'].iloc[2] > 0
     assert all(f"{table.loc[o, 'AHC']:.2f}" in said for o in table.index)
@@ -355,6 +355,81 @@ def test_ctrl_c_and_resume(work, tmp_path, capsys):
     run_command('fit', [*options, '--out', tmp_path/'whole', '--quiet'])
     a, b = (pd.read_csv(tmp_path/o/'predictions.csv') for o in ('stopped', 'whole'))
     assert a.equals(b) and not list((tmp_path/'stopped').glob('*.ckpt'))
+
+
+def test_a_fit_that_was_killed_before_its_report_is_finished_by_resume(work, tmp_path, capsys, monkeypatch):
+    "The message names --resume, and --resume writes the report of the model that was saved"
+    from hierproto import fit as module
+    options = [work/'images', work/'classes.csv', *FAST, '--out', tmp_path/'model']
+    def killed(*args): raise KeyboardInterrupt
+    with monkeypatch.context() as m:
+        m.setattr(module, 'write_report', killed)
+        failed(capsys, 'fit', *options, code=130)
+    assert (tmp_path/'model'/'settings.json').exists() and not (tmp_path/'model'/'report.html').exists()
+    before = (tmp_path/'model'/'model.safetensors').read_bytes()
+    assert '--resume continues it' in failed(capsys, 'fit', *options)
+    run_command('fit', [*options, '--resume'])
+    assert (tmp_path/'model'/'report.html').exists() and not (tmp_path/'model'/'fit.ckpt').exists()
+    a, b = (load_classifier(tmp_path/'model').scores(next((work/'images'/'3').glob('[0-9]*.png'))) for _ in range(2))
+    assert torch.equal(a, b) and len(before) == len((tmp_path/'model'/'model.safetensors').read_bytes())
+
+
+def test_one_fit_per_folder(work, tmp_path, capsys):
+    from hierproto.fit import _output_folder
+    options = [work/'images', work/'classes.csv', *FAST, '--out', tmp_path/'model']
+    with _output_folder(tmp_path/'model'):
+        assert 'another fit is running in this folder' in failed(capsys, 'fit', *options)
+    assert not list((tmp_path/'model').iterdir())
+
+
+def test_a_checkpoint_of_another_network_is_one_line(work, tmp_path, capsys):
+    "Its key may fit by accident, or by hand"
+    options = [work/'images', work/'classes.csv', *FAST, '--out', tmp_path/'model']
+    torch.save(dict(epoch=1), tmp_path/'old')
+    (tmp_path/'model').mkdir()
+    shutil.copy(tmp_path/'old', tmp_path/'model'/'fit.ckpt')
+    said = failed(capsys, 'fit', *options, '--resume')
+    assert 'damaged, or from another version' in said and '--force' in said and len(said.splitlines()) == 1
+
+
+def test_a_closed_output_does_not_end_training(work, tmp_path):
+    "As in `hierproto_fit ... | head -1`: the reader goes after the first line"
+    p = started('fit', work/'images', work/'classes.csv', *FAST[:-1], '--out', tmp_path/'model')
+    assert 'images of 10 classes' in p.stdout.readline()
+    p.stdout.close()
+    assert p.wait(300) == 0, p.stderr.read()
+    assert (tmp_path/'model'/'report.html').exists() and 'Broken pipe' not in p.stderr.read()
+
+
+def test_each_epoch_is_a_line_without_a_terminal(work, tmp_path, capsys):
+    run_command('fit', [work/'images', work/'classes.csv', *FAST[:-1], '--out', tmp_path/'model'])
+    lines = [o.split() for o in capsys.readouterr().out.splitlines()]
+    assert [o[0] for o in lines if o and o[0] in ('epoch', '0', '1', '2')][:4] == ['epoch', '0', '1', '2']
+
+
+def test_folders_of_groups_are_labels(work, tmp_path, capsys):
+    "A third of the digits is known to a group only: one line counts them, and the model answers with classes"
+    write_digits(tmp_path/'images')
+    h = Hierarchy.from_csv(work/'classes.csv')
+    path = dict(zip(h.leaves, h.nodes))
+    for f in sorted((tmp_path/'images').rglob('*.png'))[::3]:
+        group = tmp_path/'images'/Path(*path[f.parent.name][:-1])
+        group.mkdir(parents=True, exist_ok=True)
+        f.rename(group/f.name)
+    run_command('fit', [tmp_path/'images', work/'classes.csv', *FAST, '--out', tmp_path/'model'])
+    said = capsys.readouterr().out
+    assert re.search(r'133 images labelled with a class, \d+ images with a group', said), said
+    assert load_classifier(tmp_path/'model').h.leaves == h.leaves
+
+
+def test_accuracy_calibrates_on_images_that_are_not_in_the_report(work, tmp_path, capsys):
+    run_command('fit', [work/'images', work/'classes.csv', *FAST, '--valid', '.5', '--accuracy', '.8', '--out',
+                        tmp_path/'model'])
+    said = capsys.readouterr().out
+    assert 'right for 80% of images on average over calibration samples' in said
+    rows = pd.read_csv(tmp_path/'model'/'predictions.csv', dtype=str)
+    assert len(rows) == 50
+    assert load_classifier(tmp_path/'model').settings['rule'] == 'calibrated'
 
 
 def test_files_have_the_usual_mode_and_force_overwrites(work, tmp_path, capsys):

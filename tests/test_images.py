@@ -6,7 +6,7 @@ from PIL import Image
 from fastai.vision.all import ImageDataLoaders, Resize
 from hierproto.all import *
 from hierproto.features import read_features
-from hierproto.fit import fit
+from hierproto.cli import fit
 from hierproto.images import ImageError, file_digests, image_table, image_tensor, label_counts, read_image
 from hierproto.saving import ModelError
 from hierproto.hierarchy import HierarchyError

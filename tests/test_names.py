@@ -221,7 +221,7 @@ def of_comparison(w, s, y):
     false = torch.arange(len(k)) % n < 2
     wrong = torch.tensor([place[(i+1) % K] for i in k])
     pool = Pool(X, t, list(w.dls.vocab), test=(X, torch.where(false, wrong, t)))
-    with quiet(w): rows = compare(pool, w.tree, ['learnt'], seeds=1, rules=('argmax',), epochs=15, m=8, progress=False).rows
+    with quiet(w): rows = compare(pool, w.tree, ['learnt'], seeds=1, rules=('argmax',), epochs=40, m=16, progress=False).rows
     return sorted((r.method, round(float(r.er), 4), round(float(r.ahc), 4)) for r in rows.itertuples())
 
 def of_onnx(w, s, y, seed):

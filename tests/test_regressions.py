@@ -10,7 +10,7 @@ from hierproto.images import (ImageError, check_classes, file_digests, hold_out,
                               keep_classes, read_image, tensor_dls)
 from hierproto.baselines.hxe import HXELoss
 from hierproto.features import FeatureDS, features
-from hierproto.fit import fit
+from hierproto.cli import fit
 from hierproto.predict import _given
 from hierproto.prototypes import DataLoss, FocalDataLoss
 from hierproto.inference import BackOff, Decide, back_off, class_path
@@ -167,12 +167,12 @@ def stopped_fit(pictures, tmp_path, monkeypatch, n=1, **kw):
     def go(**more):
         return fit(str(pictures), str(classes), str(tmp_path/'model'),
                    **{**dict(epochs=3, arch='convnet', size=32, m=4, quiet=True), **kw, **more})
-    after_epoch = module._Checkpoint.after_epoch
+    after_epoch = module.Checkpoint.after_epoch
     def stop(self):
         after_epoch(self)
         if self.done==n: raise KeyboardInterrupt
     with monkeypatch.context() as m:
-        m.setattr(module._Checkpoint, 'after_epoch', stop)
+        m.setattr(module.Checkpoint, 'after_epoch', stop)
         with pytest.raises(KeyboardInterrupt, match=f'after epoch {n}'): go()
     return lambda **more: go(resume=True, **more)
 

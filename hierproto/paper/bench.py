@@ -29,7 +29,7 @@ from ..backbones.resnet import resnet18_32
 from ..images import tensor_dls
 from ..features import FeatureDS
 from ..audit import audit
-from ..fit import fit
+from ..cli import fit
 from ..predict import predict
 from ..saving import load_classifier
 from ..files import commit
