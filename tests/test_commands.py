@@ -532,7 +532,7 @@ def test_pictures_that_are_something_else(work, tmp_path, capsys):
     os.mkfifo(tmp_path/'pipe.png')
     err = failed(capsys, 'predict', work/'model', tmp_path/'eps.png', tmp_path/'pipe.png', picture, code=1)
     assert ('eps.png: not an image' in err and 'pipe.png: this is not a regular file' in err
-            and '2 of 3 pictures could not be read' in err)
+            and '2 of 3 images could not be read' in err)
 
 def test_odd_names_of_files_and_classes(tmp_path, capsys):
     "Bytes that are not UTF-8, escapes, marks of direction and formulas: nothing is lost, and nothing odd is printed"

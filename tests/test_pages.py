@@ -195,9 +195,9 @@ def test_a_dropped_picture_gets_its_path(service, page, width):
     url, names = service
     page.set_viewport_size(dict(width=width, height=900))
     page.goto(url)
-    page.set_input_files('#file', dict(name='digit.png', mimeType='image/png', buffer=names['pictures'][0]))
+    page.set_input_files('#file', dict(name='digit.png', mimeType='image/png', buffer=names['images'][0]))
     page.wait_for_selector('#path li')
-    want = names['model'].predict(names['pictures'][0])[0]
+    want = names['model'].predict(names['images'][0])[0]
     said = [re.sub(r' \d+%.*', '', o, flags=re.S).strip() for o in page.locator('#path li').all_inner_texts()]
     assert said == want.names and fits(page)
     page.set_input_files('#file', dict(name='notes.txt', mimeType='text/plain', buffer=b'not an image'))
@@ -213,7 +213,7 @@ def test_a_gradio_demo(service, page):
     exec(code.replace('demo.launch()', ''), names)
     _, url, _ = names['demo'].launch(prevent_thread_lock=True, quiet=True)
     page.goto(url)
-    page.set_input_files('input[type=file]', dict(name='digit.png', mimeType='image/png', buffer=names['pictures'][0]))
+    page.set_input_files('input[type=file]', dict(name='digit.png', mimeType='image/png', buffer=names['images'][0]))
     page.get_by_role('button', name='Submit').click()
-    page.wait_for_selector(f"text={' > '.join(names['model'].predict(names['pictures'][0])[0].names)}")
+    page.wait_for_selector(f"text={' > '.join(names['model'].predict(names['images'][0])[0].names)}")
     names['demo'].close()
