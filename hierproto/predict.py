@@ -24,6 +24,11 @@ def _place(f, folder):
         raise ImageError(f'{f}: both {here.absolute()} and {there.absolute()} exist: use absolute paths')
     return f if here.is_file() else there
 
+def _written(f, folder):
+    "The name `f` of a file in a table, without the apostrophe that keeps it from being a formula"
+    plain_name = re.sub("^'(?='*[=+@-])", '', f)
+    return f if f==plain_name or Path(f).is_file() or (folder/f).is_file() else plain_name
+
 def _given(o):
     "Files and targets that the argument `o` stands for: a folder, a CSV file, a pattern or an image"
     if not str(o).lower().endswith('.csv'):
@@ -32,7 +37,8 @@ def _given(o):
     try: df = csv_table(o)
     except (ValueError,OSError,Warning) as e: raise ImageError(f'{o}: cannot be read as a table: {e}') from None
     if 'file' not in df: raise ImageError(f"{o}: needs a column 'file'")
-    at = [_place(f, Path(o).parent) for f in df.file]
+    folder = Path(o).parent
+    at = [_place(_written(f, folder), folder) for f in df.file]
     return list(zip(at, df.target if 'target' in df else [None]*len(at)))
 
 # %% ../nbs/507_predict.ipynb #660d5fba

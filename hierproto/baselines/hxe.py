@@ -44,7 +44,8 @@ class HXELoss(ScoreLoss):
     def terms(self, scores, targets):
         # only differences count, and small numbers have smaller rounding errors
         scores = scores - scores.detach().amax(1, keepdim=True)
-        path = self.path.index_select(1, targets)
+        known = self.path if self.group_labels is not None else self.path[:,:self.n_classes]
+        path = known.index_select(1, targets)
         logs = self.sums.logsumexp(scores).t().gather(0, path)
         decisions = logs.diff(dim=0)
         return (self.lam.index_select(1, targets)*self.focal(decisions)).sum(0)
