@@ -291,7 +291,7 @@ class _NoValidation(Callback):
 
 def train_head(train, valid, vocab, h, method, seed=0, lr=3e-3, m=64, epochs=10, hidden=0, bs=None, device=None,
                weights=None, **params):
-    "A `Learner` of `method`, trained on features (N, views, F) and labels `train`, drawn by `weights`, 16 steps an epoch or more"
+    "A `Learner` of `method` for the classes `vocab` of `h`, trained by `seed` on the features and labels `train`, drawn by `weights`, validated on `valid`; others are `lr`, `m`, `epochs`, `hidden` units, batches of `bs`, `device`"
     (x,_),slow = train,(Recorder,ProgressCallback,ProtoWatch)
     with no_random(seed):
         bs = bs or min(256, max(16, len(x)//16))

@@ -164,7 +164,7 @@ class DataLoss(nn.Module):
 
 # %% ../nbs/102_prototypes.ipynb #92304157
 def class_log_prob(scores, targets):
-    "Log-probability of the class of each label"
+    "Log-probability that `scores` give the class of each of `targets`"
     # torch ignores labels of -100 unless told otherwise, whatever our `ignore_index` is
     return -F.cross_entropy(scores, targets, reduction='none', ignore_index=torch.iinfo(torch.long).min)
 
@@ -182,7 +182,7 @@ def decodes(self:DataLoss, scores):
 
 # %% ../nbs/102_prototypes.ipynb #07474351
 def check_labels(targets, K, ignore_index=-100, what='classes'):
-    "Raise an error that names the `targets` that are neither one of `K` classes nor `ignore_index`"
+    "Raise an error that names the `targets` that are neither one of `K` classes (`what`) nor `ignore_index`"
     bad = targets[(targets != ignore_index) & ((targets < 0) | (targets >= K))]
     if not len(bad): return
     names = ', '.join(map(str, bad.unique()[:5].tolist()))

@@ -3,7 +3,7 @@ or a wrong answer in silence.
 
 A case is a number: `case('csv', 4711)` is the same case on every machine.
 `HIERPROTO_CASES` says how many of each suite are tried."""
-import contextlib, csv, io, json, os, random, re, signal, threading, unicodedata, warnings
+import tempfile, contextlib, csv, io, json, os, random, re, signal, threading, unicodedata, warnings
 import numpy as np, pandas as pd, pytest, torch
 from hierproto.baselines.emd import EMDLoss
 from hierproto.baselines.hxe import HXELoss
@@ -423,6 +423,8 @@ def run_command(program, args, out):
     from hierproto import cli
     from hierproto.paper import figure1
     run, kwargs = cli._function(program), cli.parse_command(program, args) # which checks the options
+    if program == 'report': # the command wants an existing folder
+        with tempfile.TemporaryDirectory() as empty: return run(**{**kwargs, 'out': empty})
     if program != 'figure1': return run(**{**kwargs, 'out': out})
     def stop(*_, **__): raise Begun
     old, figure1.prepare = figure1.prepare, stop
