@@ -185,7 +185,7 @@ def test_weights_that_cannot_be_fetched(work, tmp_path, capsys, monkeypatch):
 def test_errors_are_one_line_in_a_process_too(work, tmp_path):
     (tmp_path/'p.csv').write_text('target,prediction\n3,three\n')
     res = program('audit', tmp_path/'p.csv', work/'classes.csv', '--out', tmp_path/'a')
-    assert (res.returncode == 2 and "no class is called 'three'" in res.stderr and 'Traceback' not in res.stderr
+    assert (res.returncode == 2 and "no class or group is called 'three'" in res.stderr and 'Traceback' not in res.stderr
             and not (tmp_path/'a').exists())
 
 
