@@ -178,7 +178,7 @@ def test_weights_that_cannot_be_fetched(work, tmp_path, capsys, monkeypatch):
     for where in ('torchvision.models._api.load_state_dict_from_url', 'torch.hub.load_state_dict_from_url'):
         monkeypatch.setattr(where, unreachable)
     said = failed(capsys, 'fit', work/'images', work/'classes.csv', '--out', tmp_path/'out', '--pretrained',
-                  'yes', '--quiet')
+                  'yes', '--arch', 'resnet18', '--quiet')
     assert '--pretrained no' in said and len(said.splitlines()) == 1
 
 
