@@ -132,6 +132,7 @@ NONSENSE = [dict(method='magic'), dict(set='epochs=-3'), dict(set='lam=nan'), di
 @pytest.mark.parametrize('kw', NONSENSE, ids=str)
 def test_nonsense_is_refused_before_any_work(kw, dry, program, tmp_path, monkeypatch):
     "One line that names the culprit; no row, no folder, no training, also in a dry run"
+    from hierproto import cli
     from hierproto.paper import sweeps as E
     from hierproto.paper.recipes import RecipeError
     monkeypatch.setattr(E, 'run_claimed', lambda *a, **k: pytest.fail('it starts'))
@@ -139,8 +140,8 @@ def test_nonsense_is_refused_before_any_work(kw, dry, program, tmp_path, monkeyp
     if program == 'sweep':
         kw = dict(method=dict(methods='hxe,magic'), seed=dict(seeds=-1), fold=dict(set='fold=99'),
                   fraction=dict(fraction='nan')).get(name, kw)
-    with pytest.raises(RecipeError) as e:
-        getattr(E, program)(**{**dict(data='digits', tier='smoke', out=str(tmp_path/'out'), dry_run=dry), **kw})
+    with pytest.raises((RecipeError, cli.OptionError)) as e:
+        cli._function(program)(**{**dict(data="digits", tier="smoke", out=str(tmp_path/'out'), dry_run=dry), **kw})
     culprit = str(value).split('=')[-1]
     assert '\n' not in str(e.value) and (culprit in str(e.value) or 'fold' in str(e.value)), e.value
     assert not (tmp_path/'out').exists()
