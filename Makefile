@@ -18,7 +18,7 @@ $(READY): settings.ini setup.py
 	@touch $@
 
 demo: $(READY) ## the six models of Figure 1 on scikit-learn's digits: a table, and a picture in demo/
-	$(BIN)/python -m hierproto.figure1 --data digits --threads 1
+	$(BIN)/python -m hierproto.paper.figure1 --data digits --threads 1
 
 test: $(READY) ## everything that must pass: package and notebooks in step, every notebook, pytest
 	$(BIN)/python tools/test.py
@@ -34,7 +34,7 @@ docs: $(READY) ## build the docs site into _docs/
 	$(BIN)/python tools/docs.py
 
 bench: $(READY) ## measure speed and memory as ratios, into results/bench.csv
-	$(BIN)/python -m hierproto.bench
+	$(BIN)/python -m hierproto.paper.bench
 
 stress: $(READY) ## properties, bad input, faults and an hour of trainings at full counts, into results/stress.csv
 	$(BIN)/python tools/stress.py
