@@ -114,16 +114,31 @@ def is_test(code):
     called = [getattr(o.func, 'id', '') for o in nodes if isinstance(o, ast.Call)]
     return any(isinstance(o, ast.Assert) for o in nodes) or any(re.match('test_|ExceptionExpected', o) for o in called)
 
+long_source = 20 # lines of a public definition; longer ones are folded
+
+def hidden_definitions(code):
+    "The names that `code` defines, if a reader of the reference can do without it: private ones, or a long definition"
+    try: body = ast.parse(code).body
+    except SyntaxError: return []
+    found = [o.name for o in body if isinstance(o, (ast.FunctionDef, ast.ClassDef))]
+    private = all(o.startswith('_') for o in found)
+    return found if private or code.count('\n') >= long_source else []
+
 def fold(cell, name):
-    "Fold the code, not the output, of results and of tests of more than three lines, unless `#| code-fold: false`"
-    if re.search(r'^#\| *(echo|include|output|code-fold):', cell.source, re.M): return
-    long_test = name[0] in '0123457' and cell.source.count('\n') > 2 and is_test(cell.source)
-    if name[0] in '89': cell.source = f'#| code-fold: true\n{cell.source}'
-    elif long_test: cell.source = f'#| code-fold: true\n#| code-summary: "Test"\n{cell.source}'
+    """Fold the code, not the output, unless `#| code-fold: false`: of results, and in the reference of tests of more
+    than three lines, of private definitions and of long ones"""
+    code = cell.source
+    if re.search(r'^#\| *(echo|include|output|code-fold):', code, re.M): return
+    if name[0] in '89': cell.source = f'#| code-fold: true\n{code}'
+    elif name[0] not in '0123457': return
+    elif code.count('\n') > 2 and is_test(code): cell.source = f'#| code-fold: true\n#| code-summary: "Test"\n{code}'
+    elif names := hidden_definitions(code):
+        cell.source = f'#| code-fold: true\n#| code-summary: "Code of {", ".join(names)}"\n{code}'
 
 def defined(nb):
-    "The names of functions that the page of `nb` shows, each alone in its cell, right below its heading"
-    found = [re.findall(r'^(def|class) (\w+)', c.source, re.M) for c in nb.cells if c.cell_type == 'code']
+    "The names of functions whose code the page of `nb` shows, each alone in its cell, right below its heading"
+    open_cell = lambda c: c.cell_type == 'code' and (c.source.count('\n') < long_source or 'def _' in c.source)
+    found = [re.findall(r'^(def|class) (\w+)', c.source, re.M) for c in nb.cells if open_cell(c)]
     return {o[0][1] for o in found if len(o) == 1 and o[0][0] == 'def'}
 
 def without_signature(md, shown):
