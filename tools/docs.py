@@ -113,7 +113,10 @@ def sphinx_source(proc, src):
     nbs['index.ipynb'].cells.append(nbformat.v4.new_markdown_cell('\n\n'.join(toc)))
     for n, nb in nbs.items():
         for c in nb.cells:
-            if c.cell_type == 'markdown': c.source = relink(c.source, lambda t: local_link(t, pages))
+            to_page = lambda t: local_link(t, pages)
+            if c.cell_type == 'markdown': c.source = relink(c.source, to_page)
+            for o in c.get('outputs', []):
+                if md := o.get('data', {}).get('text/markdown'): o.data['text/markdown'] = relink(md, to_page)
         nbformat.write(nb, src/f'{pages[n][0]}.ipynb')
     if (root/'nbs/images').exists(): shutil.copytree(root/'nbs/images', src/'images')
     return {page: n for n, (page, _) in pages.items()}
