@@ -24,7 +24,7 @@ from .methods import METHODS, get_method
 from .body import arch_func
 from .learner import add_norm, hier_learner, use_rule
 from .pages import html_table, page, svg
-from .features import features, put_back, train_head
+from .features import features, one_thread, put_back, train_head
 from .images import check_classes, digest, image_table
 from .audit import read_predictions
 
@@ -339,23 +339,12 @@ def _task(x, y, test, pool, *args):
     "`_run` in another process; arrays come one by one so that joblib can share them"
     tensor_of = torch.from_numpy
     arrays = dict(x=tensor_of(x), y=tensor_of(y), test=test and tuple(map(tensor_of, test)))
-    return one_thread(_run)(Pool(**pool, **arrays), *args)
-
-def one_thread(
-    f, # a function
-):
-    "`f` with one torch thread"
-    def inner(*args, **kwargs):
-        n = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try: return f(*args, **kwargs)
-        finally: torch.set_num_threads(n)
-    return inner
+    return one_thread()(_run)(Pool(**pool, **arrays), *args)
 
 def _run_all(pool, tasks, jobs):
     "Yields the result of each of `tasks`, arguments of `_run` after the pool"
     if jobs==1 or len(tasks)<2:
-        yield from (one_thread(_run)(pool, *o) for o in tasks)
+        yield from (one_thread()(_run)(pool, *o) for o in tasks)
         return
     arrays = pool.x.numpy(), pool.y.numpy(), pool.test and tuple(o.numpy() for o in pool.test)
     facts = {k: v for k,v in vars(pool).items() if k not in ('x','y','test')}
@@ -750,6 +739,16 @@ def intervals(self:Comparison,
            'ER interval': e.apply(text, axis=1, args=('low','high'))}
     return pd.DataFrame(res).reindex(d.index).rename_axis('method')
 
+# %% ../nbs/508_compare.ipynb #8ab9999b
+@patch
+def error_parts(self:Comparison,
+    nodes=False, # of answers at any node, or of classes?
+):
+    "Standard errors of the changes in percent as a table to read: from the choice of images, and from trainings"
+    d = self.differences(nodes=nodes)
+    names = dict(se_images='from images', se_training='from trainings')
+    return d[[*names]].rename(columns=names).rename_axis('method').map('{:.2f}'.format)
+
 # %% ../nbs/508_compare.ipynb #5edba8df
 @patch
 def _svg(self:Comparison):
@@ -796,6 +795,10 @@ def save_page(self:Comparison,
         if not others: continue
         parts += [H2(f'Change against {in_words(*base)}, in percent')]
         parts += [html_table(self.intervals(nodes))]
+        if self.pool.test:
+            parts += [P('Standard errors of these changes: how much comes from the choice of test images, and how much from '
+                        'seeds and trainings. More images lower the one, more seeds the other.'),
+                      html_table(self.error_parts(nodes))]
     levels = self.levels()
     levels.index = pd.Index([in_words(*o) for o in levels.index], name='method')
     parts += [H2('Means'), html_table(self.means())]
@@ -823,7 +826,7 @@ def best(self:Comparison):
     settings = sum(map(json.loads, self.rows[self.rows.method==method].settings), [])
     settings = json.loads(Counter(map(json.dumps, settings)).most_common(1)[0][0])
     everything = np.arange(len(pool.y))
-    learn = one_thread(_train)(pool, self.h, method, 0, everything, **self.setup, **settings)
+    learn = _train(pool, self.h, method, 0, everything, **self.setup, **settings)
     learn = HeadLearner.from_learner(learn, **{**settings, 'm': self.setup['m'], 'lr': defaults.lr})
     use_rule(learn, CRM(learn.hierarchy) if rule=='crm' else argmax_rule)
     learn.dls.features = pool.features

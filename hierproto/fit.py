@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from filelock import Timeout
 from fastai.vision.all import *
 from torchvision.models import ResNet18_Weights
-from .files import locked, plain
+from .files import locked, plain, write_text
 from .hierarchy import *
 from .hierarchy import read_hierarchy
 from .calibration import calibrate
@@ -88,7 +88,8 @@ def _start(pretrained):
     f = Path(pretrained)
     if f.is_dir(): f /= 'model.safetensors'
     saved = f.name=='model.safetensors' and f.with_name('settings.json').is_file()
-    return f,load_classifier(f.parent).settings if saved else {}
+    if not saved: return f,{}
+    return model_file(f.parent, f.name),load_classifier(f.parent).settings
 
 def _prep(arch, pretrained='no', grey=False):
     "Mean, deviation and interpolation of images for the body `arch`"

@@ -10,7 +10,7 @@ from fastai.basics import *
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
 from typing import Literal
-from .files import plain
+from .files import plain, write_text
 from .saving import *
 from .audit import *
 from .audit import answer_rows

@@ -76,6 +76,7 @@ def test_divided_folders_have_an_official_test_set(work, tmp_path, cache):
     rows, page = run(tmp_path, tmp_path/'out', '--methods', 'fixed', '--seeds', 3)
     assert set(rows.n) == {12} and set(rows.seed) == {0, 1, 2}
     assert 'official test set' in page and '3 seeds' in page
+    assert '<th>from images</th>' in page and '<th>from trainings</th>' in page
 
 
 def test_your_own_predictions_are_a_row(work, tmp_path, cache, capsys):

@@ -57,6 +57,32 @@ def test_weights_of_now_with_settings_of_02(work, copy):
     (copy/'settings.json').write_text(json.dumps(s))
     with pytest.raises(ModelError, match='belong to different models'): load_classifier(copy)
 
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs POSIX')
+def test_a_save_killed_at_any_rename_leaves_the_old_or_the_new_model(work, copy, monkeypatch):
+    "Every rename, and the removal of the empty folder: the process ends before it"
+    old, new = (load_classifier(work/o) for o in ('m0', 'm1'))
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found, names = [], {f.name for f in copy.iterdir()}
+    for at in itertools.count():
+        shutil.rmtree(copy)
+        shutil.copytree(work/'m0', copy)
+        pid = os.fork()
+        if not pid:
+            calls = itertools.count()
+            def or_die(f): return lambda *a, **k: os._exit(9) if next(calls) == at else f(*a, **k)
+            for o in ('replace', 'rename', 'rmdir', 'unlink'): monkeypatch.setattr(os, o, or_die(getattr(os, o)))
+            save_classifier(new, copy)
+            os._exit(0)
+        killed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        scores = load_classifier(copy).scores(x)
+        found.append('old' if torch.equal(scores, old.scores(x)) else 'new')
+        if found[-1] == 'new': assert torch.equal(scores, new.scores(x))
+        save_classifier(old, copy) # goes on from there
+        assert torch.equal(load_classifier(copy).scores(x), old.scores(x))
+        assert {f.name for f in copy.iterdir() if not f.name.startswith('new.')} == names
+        if not killed: break
+    assert found == sorted(found, reverse=True) and found.count('new') >= 4 and found.count('old') >= 4, found
+
 @pytest.mark.parametrize('at', range(3))
 def test_a_full_disk_keeps_the_old_model(work, copy, monkeypatch, at):
     before, count, real = load_classifier(copy), itertools.count(), S.write_whole

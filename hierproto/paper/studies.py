@@ -21,7 +21,9 @@ from ..calibration import calibrate, fit_temperature
 from ..learner import hier_learner
 from ..body import embedder, preprocessing
 from ..images import cache_path, cached, hold_out, tensor_dls
-from ..features import FeatureDS
+from ..predictions import Predictions
+from ..features import FeatureDS, train_head
+from ..compare import fold_numbers
 from .data.cifar100 import cifar100
 from .data.icd10 import icd10
 from .data.languages import languages
@@ -283,11 +285,78 @@ def run_study(
                n_test=len(parts.test[1]), seconds=round(time.time()-start, 1), commit=commit(), versions=versions())
     add_row(path, row, COLUMNS)
 
+# %% ../../nbs/721_paper.studies.ipynb #eb03e3c8
+def corrupted(
+    y, # class numbers (N,)
+    n_classes, # number of classes
+    share=.02, # of the labels that are replaced
+    seed=0 # of the choice
+):
+    "The labels `y`, a `share` of them replaced by another class, and which ones"
+    g = torch.Generator().manual_seed(seed)
+    wrong = torch.randperm(len(y), generator=g)[:round(share*len(y))]
+    bad = torch.zeros(len(y), dtype=torch.bool)
+    bad[wrong] = True
+    step = torch.randint(1, n_classes, (len(wrong),), generator=g)
+    labels = y.clone()
+    labels[wrong] = (y[wrong]+step) % n_classes
+    return labels, bad
+
+# %% ../../nbs/721_paper.studies.ipynb #69fec4d9
+def unseen_probs(
+    x, # features (N, 1, d)
+    y, # class numbers (N,)
+    h, # `Hierarchy` of the classes
+    seed=0, # of folds and trainings
+    **settings # of `train_head`
+):
+    "Probabilities (N, K) of each sample by a model that was not trained on it"
+    folds = torch.tensor(fold_numbers(y, seed))
+    res = torch.empty(len(y), len(h))
+    for k in folds.unique():
+        some,rest = folds==k,folds!=k
+        learn = train_head((x[rest],y[rest]), (x[some],y[some]), h.leaves, h, 'cross_entropy', seed, **settings)
+        res[some] = class_scores(learn, x[some]).softmax(1)
+    return res
+
+# %% ../../nbs/721_paper.studies.ipynb #5be40a8d
+SUSPECT_COLUMNS = '''run_id data seed share settings n wrong hits_10 hits_100 hits_wrong flat_10 flat_100 flat_wrong
+    seconds commit versions'''.split()
+
+def hits(rows, bad, name):
+    "How many of the first 10, of the first 100, and of the first as many `rows` as are `bad` are really wrong"
+    sizes = {10: 10, 100: 100, 'wrong': int(bad.sum())}
+    return {f'{name}_{k}': int(bad[rows[:n]].sum()) for k,n in sizes.items()}
+
+def find_wrong(parts, seed=0, share=.02, **settings):
+    "How well the wrong labels are found among the training data of `parts`"
+    (x,y),h = parts.train,parts.h
+    labels,bad = corrupted(y, len(h), share, seed)
+    probs = unseen_probs(x, labels, h, seed, **settings)
+    rows = Predictions(labels, h, probs=probs).suspects(len(y)).row.to_numpy()-1
+    flat = probs.gather(1, labels[:,None])[:,0].argsort(stable=True)
+    return dict(n=len(y), wrong=int(bad.sum()), **hits(torch.tensor(rows), bad, 'hits'), **hits(flat, bad, 'flat'))
+
+def run_suspects(
+    data, # name in `DATA`
+    seed, # of wrong labels, folds and trainings
+    out='results' # folder of the results
+):
+    "Find wrong labels in `data` and append a row to `suspects.csv`, unless it is there"
+    path,settings = Path(out)/'suspects.csv',dict(FIXED['cross_entropy'], epochs=EPOCHS)
+    r = recipe(data, 'suspects', 'cross_entropy', seed, share=.02, **settings)
+    if r['run_id'] in finished(path): return
+    start = time.time()
+    found = find_wrong(load(data), seed, **settings)
+    row = dict(run_id=r['run_id'], data=data, seed=seed, share=.02, settings=json.dumps(settings), **found,
+               seconds=round(time.time()-start, 1), commit=commit(), versions=versions())
+    add_row(path, row, SUSPECT_COLUMNS)
+
 # %% ../../nbs/721_paper.studies.ipynb #242a6fe4
 def main(args=None):
     "The command `python -m hierproto.paper.studies`"
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('studies', nargs='+', choices=STUDIES, help='tuning comes first: the others need what it chooses')
+    p.add_argument('studies', nargs='+', choices=[*STUDIES,'suspects'], help='tuning comes first: the others need what it chooses')
     p.add_argument('--data', nargs='+', choices=DATA, default=list(DATA))
     p.add_argument('--seeds', type=int, default=5)
     p.add_argument('--out', default='results')
@@ -296,6 +365,9 @@ def main(args=None):
     a = p.parse_args(args)
     torch.set_num_threads(a.threads)
     for study,data in itertools.product(a.studies, a.data):
+        if study=='suspects':
+            for s in range(a.seeds): run_suspects(data, s, a.out)
+            continue
         recipes = STUDIES[study](data, range(a.seeds), a.out)
         done = finished(results_file(data, a.out))
         print(f"{study} on {data}: {len(recipes)} runs, {sum(r['run_id'] in done for r in recipes)} finished", flush=True)
