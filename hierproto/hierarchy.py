@@ -168,7 +168,7 @@ class Hierarchy(Costs):
         return Hierarchy, (*facts, False) # without a warning
 
     @cached_property
-    def _heights(self): # distances from the root
+    def _root_distances(self): # distances from the root
         return np.array(self._down(0., lambda w, i: w + self._w[i]))
 
     @cached_property
@@ -194,7 +194,7 @@ def _check_levels(names, depth):
 def _check_range(h):
     "Refuse weights of `h` that rounding would lose"
     i = int(h._w[:-1].argmin())
-    least, longest = h._w[i], h._heights.max()
+    least, longest = h._w[i], h._root_distances.max()
     if least < max(1e-30, 1e-10*longest) or longest > 1e30:
         edge = joined(h._path(i))
         fail(f'the edge above {edge} weighs {least:g} and the longest path {longest:g}: '
@@ -333,6 +333,13 @@ def sizes(self:Hierarchy, hidden=False):
     for i, p in enumerate(self._up[:-1]): size[p] += size[i]
     return torch.tensor(size)
 
+@patch
+def heights(self:Hierarchy):
+    "Edges from each node down to the deepest class below it"
+    height = [0]*self.n_nodes
+    for i, p in enumerate(self._up[:-1]): height[p] = max(height[p], height[i]+1)
+    return torch.tensor(height)
+
 # %% ../nbs/004_hierarchy.ipynb #77133623
 def _tree_lines(h, i, size, deepest):
     "Lines of text about the group `i` of `h` and the groups below it, down to the level `deepest`"
@@ -380,7 +387,7 @@ def costs(self:Hierarchy, hidden=False):
     n = self.n_nodes if hidden else len(self)
     if n > 50_000: fail(f'the cost matrix of {n} classes would take {4*n*n/1e9:.0f} GB: '
                         "use `pair_costs(i, j)`, or guide='sampled' to train")
-    W = self._heights
+    W = self._root_distances
     P = self.path_table(hidden).T.contiguous().numpy()
     D = np.empty((n, n), dtype=np.float32)
     for i in range(n):
@@ -402,7 +409,7 @@ def _indices(n, *idx):
 def pair_costs(self:Hierarchy, i, j):
     "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
     i, j = _indices(self.n_nodes, i, j)
-    W = torch.from_numpy(self._heights)
+    W = torch.from_numpy(self._root_distances)
     if i.device.type == 'mps': W = W.float() # Apple GPUs have no double precision
     levels, up, W = (o.to(i.device) for o in (self.levels, self.parent, W))
     a, b = i, j
