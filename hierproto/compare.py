@@ -753,7 +753,7 @@ def intervals(self:Comparison,
 # %% ../nbs/508_compare.ipynb #5edba8df
 @patch
 def _svg(self:Comparison):
-    "The picture of `plot` as SVG"
+    "The figure of `plot` as SVG"
     import matplotlib.pyplot as plt
     buf = io.StringIO()
     with plt.rc_context({'svg.fonttype':'none', 'text.parse_math':False}):
@@ -789,7 +789,7 @@ def save_page(self:Comparison,
     path, # of the HTML file
     title='Which method?' # of the page
 ):
-    "Write advice, picture and tables as one HTML file"
+    "Write advice, figure and tables as one HTML file"
     parts = [*(P(o, cls='says') for o in self.advice().split('\n')), svg(self._svg())]
     for nodes in (False,True):
         base, others = self.family(nodes)

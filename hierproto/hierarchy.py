@@ -157,7 +157,7 @@ class Hierarchy(Costs):
         facts['titles'] = titles and [as_name(t) for t in titles]
         facts['leaves'] = _leaf_names(self._names[:len(ends)], self._path)
         facts['_level_names'] = _check_levels(level_names, int(self.levels.max()))
-        if weights: _check_range(self)
+        if weights: _check_weight_range(self)
         if warn: _warn_alike(self)
 
     def __setattr__(self, k, v):
@@ -191,7 +191,7 @@ def _check_levels(names, depth):
     if len(names) < depth: fail(f'{len(names)} names for {depth} levels: {quoted(names)}')
     return names
 
-def _check_range(h):
+def _check_weight_range(h):
     "Refuse weights of `h` that rounding would lose"
     i = int(h._w[:-1].argmin())
     least, longest = h._w[i], h._root_distances.max()
@@ -341,7 +341,7 @@ def heights(self:Hierarchy):
     return torch.tensor(height)
 
 # %% ../nbs/004_hierarchy.ipynb #77133623
-def _tree_lines(h, i, size, deepest):
+def _lines_of_tree(h, i, size, deepest):
     "Lines of text about the group `i` of `h` and the groups below it, down to the level `deepest`"
     K = len(h)
     level = int(h.levels[i])
@@ -352,7 +352,7 @@ def _tree_lines(h, i, size, deepest):
     yield line if len(line) <= 110 else line[:109].rsplit(' ', 1)[0] + ' …'
     if level == deepest: return
     for c in children:
-        if c >= K: yield from _tree_lines(h, c, size, deepest)
+        if c >= K: yield from _lines_of_tree(h, c, size, deepest)
 
 @patch
 def tree(self:Hierarchy,
@@ -362,7 +362,7 @@ def tree(self:Hierarchy,
     if level is None:
         groups = self.levels[len(self):]
         level = max(l for l in range(self.depth) if l == 0 or (groups <= l).sum() <= 60)
-    return '\n'.join(_tree_lines(self, self.n_nodes-1, self.sizes(), level))
+    return '\n'.join(_lines_of_tree(self, self.n_nodes-1, self.sizes(), level))
 
 # %% ../nbs/004_hierarchy.ipynb #ae0d7385
 @patch
@@ -674,7 +674,7 @@ def _are_paths(o):
     return all(isinstance(p, str) or has_text(p) for p in o)
 
 # %% ../nbs/004_hierarchy.ipynb #a27bfd44
-def _class_names(data):
+def _names_in_data(data):
     "The class names in `data`, `DataLoaders` or a vocabulary; None without names"
     names = data if hasattr(data, '__len__') and not hasattr(data, 'loaders') else None
     vocab = getattr(data, 'vocab', names)
@@ -700,7 +700,7 @@ def align_costs(
     "`D` with its classes in the order of those of `data`"
     if _is_source(D): D = read_hierarchy(D)
     if D is None or data is None: return D
-    names = _class_names(data)
+    names = _names_in_data(data)
     if names is None: return _by_number(D)
     if isinstance(D, Costs): return D.subset(names) if subset else D.align(names)
     if len(D) != len(names):

@@ -117,7 +117,7 @@ def as_probs(
     return x/x.sum(1, keepdim=True)
 
 # %% ../nbs/202_metrics.ipynb #4b38682b
-def _as_labels(t, n_nodes=torch.inf):
+def _checked_labels(t, n_nodes=torch.inf):
     "`t` as integers, if each is a node below `n_nodes`"
     n = t.long()
     fraction = t[n != t]
@@ -169,7 +169,7 @@ class Batch:
         self.n_classes = self.scores.shape[1] if self.soft else known
         self.n_nodes = max(self.n_classes, getattr(D, 'n_nodes', 0))
         self.probs = probs
-        self.targs = _as_labels(self.flat(targets), self.n_nodes)
+        self.targs = _checked_labels(self.flat(targets), self.n_nodes)
         self.preds = self._predict(rule)
         if self.n_classes == torch.inf: self.n_classes = self.n_nodes = self._largest() + 1
 
@@ -183,7 +183,7 @@ def _plain_tensor(x): return torch.as_tensor(x).detach().as_subclass(torch.Tenso
 @patch
 def _predict(self:Batch, rule):
     "Answers, by `rule` or by the largest score"
-    if not self.soft: return _as_labels(self.flat(self.scores), self.n_nodes)
+    if not self.soft: return _checked_labels(self.flat(self.scores), self.n_nodes)
     best, i = map(self.flat, self.scores.max(1))
     n = int(best.isnan().sum())
     if n: raise HierarchyError(f'the scores of {n} of {len(best)} samples contain NaN')

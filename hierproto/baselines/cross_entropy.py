@@ -34,7 +34,8 @@ class ScoreLoss(DataLoss):
 @patch
 def per_item(self:ScoreLoss, scores, targets):
     if self.n_classes not in (None, scores.shape[1]):
-        raise HierarchyError(f"got scores for {scores.shape[1]} classes, the loss is for {self.n_classes}")
+        raise HierarchyError(f"got scores for {scores.shape[1]} classes, "
+                             f"the loss is for {self.n_classes}")
     x = scores.movedim(1, -1).flatten(0, -2)
     with torch.autocast(x.device.type, enabled=False):
         return self.terms(x, targets.flatten()).view(targets.shape)
@@ -53,5 +54,6 @@ class VectorLoss(ScoreLoss):
     "A `ScoreLoss` of the vectors behind the scores: `terms(z, targets)`"
     def forward(self, scores, targets):
         if not hasattr(scores, 'z'): raise TypeError(
-            f"{type(self).__name__} needs the scores as its head returned them, with the attribute `z`")
+            f"{type(self).__name__} needs the scores as its head returned them, "
+            "with the attribute `z`")
         return super().forward(scores.z, targets, scores.shape[1])

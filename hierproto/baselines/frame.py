@@ -27,7 +27,8 @@ def _vectors(G, m, clip=False):
     "Unit vectors of `m` dimensions whose cosines are `G`, or close to it"
     values, vectors = torch.linalg.eigh(G)
     if values[0] < -1e-8*values[-1] and not clip: raise HierarchyError(
-        f"no unit vectors have the cosines exp(-gamma*D): the smallest eigenvalue is {values[0]:.2g}; "
+        "no unit vectors have the cosines exp(-gamma*D): "
+        f"the smallest eigenvalue is {values[0]:.2g}; "
         "use a tree, a larger `gamma`, or `clip=True` for approximate cosines "
         "(methods call `gamma` `decay`)")
     V = (vectors*values.clamp(min=0).sqrt())[:,-m:]
@@ -98,7 +99,7 @@ def _haframe_cosines(D, gamma=2.):
 
 # %% ../../nbs/308_baselines.frame.ipynb #1ef48d76
 class HAFrameHead(nn.Module):
-    "Scores $z \\cdot v_k$ with the frame of Liang and Davis, after a linear map of the embedding to $z$"
+    "Scores $z \\cdot v_k$ with the frame of Liang and Davis; $z$ is linear in the embedding"
     def __init__(self,
         m, # dimension of the embedding
         h, # `Hierarchy`, `CostMatrix` or matrix of costs

@@ -31,11 +31,11 @@ def sphere_guide(
     n=10, # number of triplets to draw; None takes all
     **kwargs # `ties` and `generator` of `rank_loss`
 ):
-    "Rank loss of the cosine distances between `protos` given the costs `D`, plus `sep` times their separation"
+    "Rank loss of cosine distances of `protos` given the costs `D`, plus `sep` times separation"
     return rank_loss(unit(protos), D, 'cosine', n, **kwargs) + sep*separation(protos)
 
 # %% ../../nbs/306_baselines.hyperspherical.ipynb #6839e9c7
-def _place(D, m, sep, n, n_steps, lr, seed, ties='skip'):
+def _optimal_directions(D, m, sep, n, n_steps, lr, seed, ties='skip'):
     g = torch.Generator(D.device).manual_seed(seed)
     x = torch.randn(len(D), m, generator=g, device=D.device).requires_grad_()
     opt = torch.optim.Adam([x], lr)
@@ -65,7 +65,7 @@ def sphere_protos(
     settings = (m, sep, n, n_steps, lr, seed, ties)
     digest = hashlib.sha1(D.cpu().contiguous().numpy()).digest()
     key = (digest, D.device, *settings)
-    if key not in _placed: _placed[key] = _place(D, *settings)
+    if key not in _placed: _placed[key] = _optimal_directions(D, *settings)
     return _placed[key].clone()
 
 # %% ../../nbs/306_baselines.hyperspherical.ipynb #9943e4e3

@@ -26,13 +26,14 @@ class TreeSoftmax(nn.Module):
 
 # %% ../../nbs/305_baselines.yolo.ipynb #dcd769e3
 class YOLOHead(nn.Module):
-    "Log-probabilities of the classes of `h`: a linear map to its nodes, then a softmax for each group of siblings"
+    "Log-probabilities of the classes of `h`: a linear map to nodes, a softmax among siblings"
     def __init__(self,
         m, # dimension of the embedding
         h # `Hierarchy`
     ):
         super().__init__()
-        self.tree,self.linear = TreeSoftmax(h),LinearHead(m, h.n_nodes-1)
+        self.tree = TreeSoftmax(h)
+        self.linear = LinearHead(m, h.n_nodes-1)
 
     def forward(self, x): return self.tree(self.linear(x))
     def node_log_probs(self, x):
