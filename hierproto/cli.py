@@ -9,16 +9,16 @@ __all__ = ['COMMANDS', 'Text', 'File', 'Folder', 'Tree', 'Model', 'Start', 'METH
            'figure1']
 
 # %% ../nbs/510_cli.ipynb #6ab40d3d
-import difflib, os, re, sys, warnings
+import difflib, os, re, shutil, sys, warnings
 import hierproto
+from argparse import ArgumentParser, HelpFormatter
 from contextlib import redirect_stdout
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Literal, get_args, get_origin
 from fastcore.docments import docments
-from fastcore.script import Param, anno_parser, store_true
 from pydantic import AfterValidator, BeforeValidator, ValidationError, validate_call
 
 # %% ../nbs/510_cli.ipynb #81560c42
@@ -155,13 +155,18 @@ def command(
     return run
 
 # %% ../nbs/510_cli.ipynb #1e040813
-def _param_options(note):
-    "Arguments of fastcore's `Param` for an argument with the annotation `note`"
-    if note is bool: return dict(type=store_true)
+def _option_kind(note):
+    "Arguments of `add_argument` for an option with the annotation `note`"
+    if note is bool: return dict(action='store_true')
     if get_origin(note) is list: return dict(nargs='+')
     for o in (note, *get_args(note)):
         if get_origin(o) is Literal: return dict(choices=get_args(o))
     return {}
+
+def _help(text, default):
+    "The `text` with the `default` of an option, if it has one that says something"
+    shown = '' if default in ('', None) or default is False else f' (default: {default})'
+    return f'{text}{shown}'.replace('%', '%%')
 
 def _function(name):
     "The function of the command `name`; `compare` is that of the library"
@@ -170,13 +175,16 @@ def _function(name):
 def _parser(name):
     "The `ArgumentParser` for the command `name`"
     f = _function(name)
-    @wraps(f)
-    def described(): pass
-    arguments = docments(f, full=True, returns=False)
-    described.__annotations__ = {k: Param(o.docment, **_param_options(o.anno)) for k,o in arguments.items()}
-    parser = anno_parser(described, f'hierproto_{name}')
-    parser.allow_abbrev = False
-    for o in parser._actions: o.help = re.sub(r' \(default: (False)?\)$', '', o.help or '')
+    comments = docments(f, returns=False)
+    width = shutil.get_terminal_size((120, 30)).columns
+    layout = partial(HelpFormatter, max_help_position=width//2, width=width)
+    parser = ArgumentParser(f'hierproto_{name}', description=f.__doc__, allow_abbrev=False,
+                            formatter_class=layout)
+    for k,o in signature(f).parameters.items():
+        kind = _option_kind(o.annotation)
+        if o.default is o.empty: parser.add_argument(k, help=_help(comments[k], None), **kind)
+        else: parser.add_argument(f'--{k}', help=_help(comments[k], o.default),
+                                  default=o.default, **kind)
     return parser
 
 # %% ../nbs/510_cli.ipynb #3942044b
@@ -358,7 +366,8 @@ def _check_fractions(text):
     if good: return text
     raise ValueError(f'must be numbers above 0 and up to 1, as in .1,.5,1, got {text!r}')
 
-def _check_hierarchy(name): return name if not name or name=='nomenclatures' else _check_tree_name(name)
+def _check_hierarchy(name):
+    return name if name in ('','nomenclatures') else _check_tree_name(name)
 
 def _check_tier(data, tier):
     "Raise if one of the data sets `data` has no recipe in the `tier`"
