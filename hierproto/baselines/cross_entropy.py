@@ -27,9 +27,6 @@ class ScoreLoss(DataLoss):
             f"{self.no_focal}, so a focal factor (gamma={gamma}) is not defined; "
             "remove `gamma`, use `weight` to balance classes, or choose another method")
 
-    def terms(self, scores, targets):
-        raise NotImplementedError("a `ScoreLoss` must define `terms(scores, targets)`")
-
 # %% ../../nbs/301_baselines.cross_entropy.ipynb #97b1decd
 @patch
 def per_item(self:ScoreLoss, scores, targets):
