@@ -31,7 +31,9 @@ class MeanPool(nn.Module):
 # %% ../nbs/401_body.ipynb #d51df063
 class EmbedNorm(nn.modules.batchnorm._BatchNorm):
     "Batch normalisation of embeddings `(B, m)` or `(B, m, H, W)` without learnt factors"
-    def __init__(self, m): super().__init__(m, affine=False)
+    def __init__(self,
+        m # dimension of the embedding
+    ): super().__init__(m, affine=False)
     def _check_input_dim(self, x): pass
 
 # %% ../nbs/401_body.ipynb #448936e4

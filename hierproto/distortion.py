@@ -114,7 +114,11 @@ def _distance_ratios(protos, D, distance, check=True):
 def _mean(a): return a.sum()/max(a.numel(), 1)
 
 # %% ../nbs/101_distortion.ipynb #44afe0bb
-def distortion(protos, D, distance='euclidean'):
+def distortion(
+    protos, # (K, m), or one row per node
+    D, # a Hierarchy or (K, K) costs
+    distance='euclidean' # name or function
+):
     "Mean relative difference between the distances of `protos` and the costs `D` (eq. 4)"
     return _mean((_distance_ratios(protos, D, distance) - 1).abs())
 
