@@ -298,7 +298,7 @@ def predict(
     rule:Literal['argmax','crm','back_off']|None=None, # likeliest class, least cost, or a group
     threshold:Annotated[float, between(0, 1)]|None=None, # least probability of back_off's answers
     only:Text='',          # a class, a group, or a file with a name per line: no other answers
-    top:Annotated[int, between(0, 10**6)]=0,           # also print so many of the likeliest classes
+    top:Annotated[int, between(0, 10**6)]=0,           # likeliest classes to print as well
     out:Text='',           # a .csv or .jsonl file for hierproto_audit, instead of printing
     bs:Annotated[int, between(1, 10**5)]=64,           # images at a time
     force:bool=False       # overwrite the file of --out

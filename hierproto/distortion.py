@@ -255,7 +255,7 @@ def sampled_disto_loss(
     n=4096, # pairs to draw
     distance='euclidean', # name or function
     generator=None, # source of the draws
-    classes=None # numbers of the classes that `protos` stand for; all by default
+    classes=None # numbers of the classes of `protos`; all by default
 ):
     "Estimate of eq. 6 from `n` random pairs, unbiased at the given scale"
     if len(protos) < 2: return protos.sum()*0

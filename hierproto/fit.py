@@ -148,7 +148,7 @@ def _learner(dls, h, o):
 
 # %% ../nbs/506_fit.ipynb #8861138b
 def _step_seconds(learn, batch, threads):
-    "Seconds of a training step of a copy of the model with so many `threads`"
+    "Seconds of a training step of a copy of the model with this number of `threads`"
     torch.set_num_threads(threads)
     model = deepcopy(learn.model).train()
     *inputs, y = batch

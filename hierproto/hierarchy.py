@@ -185,7 +185,7 @@ def _leaf_names(names, path):
     return unique_names(names)
 
 def _check_levels(names, depth):
-    "The first `depth` of the level `names`; None if they are no names, such as numbers"
+    "The first `depth` of the level `names`; None if they are not names but numbers"
     if names is None or any(GENERIC.fullmatch(str(n)) for n in names): return None
     names = unique_names(names)[:depth]
     if len(names) < depth: fail(f'{len(names)} names for {depth} levels: {quoted(names)}')
@@ -658,7 +658,7 @@ def _read_file_or_name(o):
 def read_hierarchy(
     o # a file, the name of a tree, `digits_chain`, nested dicts, paths, a table, a tree or costs
 ):
-    "The `Hierarchy` or `CostMatrix` that `o` stands for"
+    "The `Hierarchy` or `CostMatrix` that `o` describes"
     if isinstance(o, Costs): return o
     if isinstance(o, (str, Path)): return _read_file_or_name(o)
     if isinstance(o, dict): return _build(nested_facts(o))

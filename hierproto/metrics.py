@@ -610,7 +610,7 @@ class _Reader:
 class _SumMetric(Metric):
     "The number that `final` makes of `sums(batch, classes)`, added up over batches and processes"
     name = None # a property in fastai, an attribute here
-    rises = True # of learners that version 0.2 exported, which do not say it: nothing is checked
+    rises = True # for learners exported by version 0.2, which lack it: nothing is checked
     def __init__(self, sums, name, final, reader, rises=False):
         self.sums, self.final, self.reader = sums, final, reader
         self.name, self.rises = name, rises
@@ -703,7 +703,7 @@ def level_metric_names(
     return [f'{n}_accuracy'.replace(' ', '_') for n in h.level_names[:-1]]
 
 def _make(name, reader, k):
-    "The metrics that `name` stands for"
+    "The metrics called `name`"
     if name not in _measures:
         raise HierarchyError(f'unknown metric {name!r}; choose from {", ".join(_measures)}')
     D = reader.classes
