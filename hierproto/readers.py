@@ -127,9 +127,9 @@ def _need_columns(df, *columns):
 def _is_blank(x): return not str(x).strip()
 
 # %% ../nbs/003_readers.ipynb #855ea528
-_COUNT_COLUMNS = {'count', 'counts', 'n', 'n_images', 'num_images', 'images', 'n_samples', 'num_samples',
-           'samples', 'instances', 'occurrences', 'frequency', 'freq', 'total', 'support', 'share',
-           'percent'}
+_COUNT_COLUMNS = {'count', 'counts', 'n', 'n_images', 'num_images', 'images',
+                  'n_samples', 'num_samples', 'samples', 'instances', 'occurrences',
+                  'frequency', 'freq', 'total', 'support', 'share', 'percent'}
 
 def _is_number(x): return re.fullmatch(r'[-+]?\d*[.,]?\d+%?', str(x).strip()) is not None
 
