@@ -164,13 +164,21 @@ def _match(net, found):
     def n_found(o): return sum(o[0]+name in found for name in o[1])
     return max(tries, key=n_found, default=('', own))
 
+# %% ../nbs/401_body.ipynb #4fe5bad8
+def _adapted(tensor, like):
+    "`tensor`, summed over colours if `like` has one channel"
+    if not tensor.ndim == like.ndim == 4: return tensor
+    return adapt_input_conv(1, tensor) if (tensor.shape[1], like.shape[1]) == (3, 1) else tensor
+
 # %% ../nbs/401_body.ipynb #ba3262a4
 def _by_order(net, found):
     "The tensors of `found` under the names of `net`, if they agree in order; else None"
     own = net.state_dict()
+    if not 0 <= len(found)-len(own) <= 2: return None
+    new = [_adapted(tensor, like) for tensor,like in zip(found.values(), own.values())]
     def kind(name, tensor): return name.split('.')[-1], tensor.shape
-    same = all(kind(*a) == kind(*b) for a,b in zip(own.items(), found.items()))
-    return dict(zip(own, found.values())) if same and 0 <= len(found)-len(own) <= 2 else None
+    have = [kind(*o) for o in zip(found, new)]
+    return dict(zip(own, new)) if have == [kind(*o) for o in own.items()] else None
 
 # %% ../nbs/401_body.ipynb #9c81e53f
 def listed(groups):
@@ -181,11 +189,6 @@ def listed(groups):
     return '; '.join(f"{k}: {short(names)}" for k,names in groups.items() if names)
 
 # %% ../nbs/401_body.ipynb #75acb47d
-def _adapted(tensor, like):
-    "`tensor`, summed over colours if `like` has one channel"
-    if tensor.ndim != 4 or tensor.shape[1] != 3 or like.shape[1] != 1: return tensor
-    return adapt_input_conv(1, tensor)
-
 def _misfits(net, found, prefix, names):
     "`(new, problems)`: tensors of `found` by the names of `net`, and a text about those that do not fit"
     own = dict(zip(names, net.state_dict().values()))

@@ -9,16 +9,16 @@ __all__ = ['COMMANDS', 'Text', 'File', 'Folder', 'Tree', 'Model', 'Start', 'METH
            'figure1']
 
 # %% ../nbs/510_cli.ipynb #6ab40d3d
-import difflib, os, re, sys, warnings
+import difflib, os, re, shutil, sys, warnings
 import hierproto
+from argparse import ArgumentParser, HelpFormatter
 from contextlib import redirect_stdout
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Literal, get_args, get_origin
 from fastcore.docments import docments
-from fastcore.script import Param, anno_parser, store_true
 from pydantic import AfterValidator, BeforeValidator, ValidationError, validate_call
 
 # %% ../nbs/510_cli.ipynb #81560c42
@@ -156,12 +156,17 @@ def command(
 
 # %% ../nbs/510_cli.ipynb #1e040813
 def _look(note):
-    "Arguments of fastcore's `Param` for an argument with the annotation `note`"
-    if note is bool: return dict(type=store_true)
+    "Arguments of `add_argument` for an option with the annotation `note`"
+    if note is bool: return dict(action='store_true')
     if get_origin(note) is list: return dict(nargs='+')
     for o in (note, *get_args(note)):
         if get_origin(o) is Literal: return dict(choices=get_args(o))
     return {}
+
+def _help(text, default):
+    "The `text` with the `default` of an option, if it has one that says something"
+    shown = '' if default in ('', None) or default is False else f' (default: {default})'
+    return f'{text}{shown}'.replace('%', '%%')
 
 def _function(name):
     "The function of the command `name`; `compare` is that of the library"
@@ -170,13 +175,16 @@ def _function(name):
 def _parser(name):
     "The `ArgumentParser` for the command `name`"
     f = _function(name)
-    @wraps(f)
-    def described(): pass
-    described.__annotations__ = {k: Param(o.docment, **_look(o.anno))
-                                 for k,o in docments(f, full=True, returns=False).items()}
-    parser = anno_parser(described, f'hierproto_{name}')
-    parser.allow_abbrev = False
-    for o in parser._actions: o.help = re.sub(r' \(default: (False)?\)$', '', o.help or '')
+    comments = docments(f, returns=False)
+    width = shutil.get_terminal_size((120, 30)).columns
+    layout = partial(HelpFormatter, max_help_position=width//2, width=width)
+    parser = ArgumentParser(f'hierproto_{name}', description=f.__doc__, allow_abbrev=False,
+                            formatter_class=layout)
+    for k,o in signature(f).parameters.items():
+        needed = o.default is o.empty
+        look = _look(o.annotation)
+        if needed: parser.add_argument(k, help=_help(comments[k], None), **look)
+        else: parser.add_argument(f'--{k}', help=_help(comments[k], o.default), default=o.default, **look)
     return parser
 
 # %% ../nbs/510_cli.ipynb #3942044b

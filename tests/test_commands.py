@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
+from hierproto.body import _packaged
 from hierproto.cli import run_command
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError, read_hierarchy
 from hierproto.fit import _dls, _folder_data, _learner
@@ -173,13 +174,31 @@ def test_fit_complains(work, tmp_path, capsys):
     assert not (tmp_path/'out'/'settings.json').exists()
 
 
-def test_weights_that_cannot_be_fetched(work, tmp_path, capsys, monkeypatch):
-    def unreachable(*args, **kwargs): raise URLError('Name or service not known')
+def unreachable(*args, **kwargs): raise URLError('Name or service not known')
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    "No download succeeds, and none has before"
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path/'torch'))
     for where in ('torchvision.models._api.load_state_dict_from_url', 'torch.hub.load_state_dict_from_url'):
         monkeypatch.setattr(where, unreachable)
+
+def test_weights_that_cannot_be_fetched(work, tmp_path, capsys, monkeypatch, offline):
+    monkeypatch.setattr('hierproto.body.find_spec', lambda name: None) # without hierproto[weights]
     said = failed(capsys, 'fit', work/'images', work/'classes.csv', '--out', tmp_path/'out', '--pretrained',
-                  'yes', '--arch', 'resnet18', '--quiet')
+                  'yes', '--quiet')
     assert '--pretrained no' in said and len(said.splitlines()) == 1
+
+
+def test_packaged_weights_start_a_fit_on_grey_images_without_a_download(work, tmp_path, capsys, offline):
+    file = _packaged('tf_efficientnet_lite0')
+    if not file: pytest.skip("needs hierproto[weights]")
+    run_command('fit', [work/'images', work/'classes.csv', '--out', tmp_path/'out', '--pretrained', 'yes', '--lr', '1e-8',
+                        '--epochs', '1', '--quiet'])
+    stem = load_classifier(tmp_path/'out').model[0][0].model.conv_stem.weight
+    published = torch.load(file, weights_only=True)['_conv_stem.weight']
+    assert 'tf_efficientnet_lite0' in capsys.readouterr().out and stem.shape[1] == 1
+    assert torch.allclose(stem, published.sum(1, keepdim=True), atol=1e-5)
 
 
 def test_errors_are_one_line_in_a_process_too(work, tmp_path):

@@ -1,5 +1,5 @@
 "Comparison of methods on frozen features: the command, its errors, and from the best head to a whole network"
-import os, re, shutil, subprocess, sys, time
+import os, re, shutil, signal, subprocess, sys, time, warnings
 from functools import partial
 from pathlib import Path
 
@@ -7,7 +7,8 @@ import numpy as np, pandas as pd, pytest, torch
 
 from hierproto.body import embedder
 from hierproto.cli import run_command
-from hierproto.compare import Pool, compare
+from hierproto.compare import Pool, compare, read_costs
+from hierproto.files import finished, read_rows
 from hierproto.features import features, put_back
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
 from hierproto.methods import METHODS
@@ -241,35 +242,49 @@ def test_no_image_is_tested_by_a_model_that_has_seen_it(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, 'killpg'), reason='needs POSIX')
-def test_a_killed_comparison_leaves_nothing_behind(tmp_path):
-    "Workers end, and the files that joblib shares with them disappear"
+@pytest.mark.parametrize('sig', [signal.SIGKILL, signal.SIGTERM], ids=['kill', 'terminate'])
+def test_a_killed_comparison_leaves_nothing_behind(sig, tmp_path):
+    "Workers end, the files that joblib shares with them disappear, every row is whole, and a repeat goes on"
+    out, shared = tmp_path/'out', tmp_path/'shared'
     code = f"""
 import torch
 from hierproto.compare import Pool, compare
 from hierproto.hierarchy import Hierarchy
 y = torch.arange(4000)%4
-compare(Pool(torch.randn(4000, 256), y, [*'abcd']), Hierarchy.from_paths([*'abcd']), 'learnt,fixed', seeds=99, epochs=1, jobs=2,
-        out={str(tmp_path/'out')!r}, progress=False)"""
-    (tmp_path/'shared').mkdir()
-    env = os.environ | dict(JOBLIB_TEMP_FOLDER=str(tmp_path/'shared'), TMPDIR=str(tmp_path/'shared'))
-    main = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', code], env=env)
-    below = lambda: [int(o.name) for o in Path('/proc').iterdir() if o.name.isdigit() and 'loky' in command(o) and parent(o) == main.pid]
-    wait_for((tmp_path/'out'/'comparison.csv').exists, 600)
-    assert any((tmp_path/'shared').rglob('*.pkl'))
-    workers = below()
-    assert len(workers) >= 2
-    main.kill()
-    main.wait()
-    wait_for(lambda: not any(Path(f'/proc/{o}').exists() for o in workers), 120)
-    wait_for(lambda: not any((tmp_path/'shared').rglob('*.pkl')), 120)
+x = torch.randn(4000, 256, generator=torch.Generator().manual_seed(0))
+compare(Pool(x, y, [*'abcd']), Hierarchy.from_paths([*'abcd']), 'learnt,fixed', seeds=99, epochs=1, jobs=2,
+        out={str(out)!r}, progress=False)"""
+    shared.mkdir()
+    env = os.environ | dict(JOBLIB_TEMP_FOLDER=str(shared), TMPDIR=str(shared))
+    start = lambda: subprocess.Popen([sys.executable, '-W', 'ignore', '-c', code], env=env)
+    ids = []
+    for _ in range(2): # the second one continues what the first one left
+        main = start()
+        wait_for(lambda: len(finished(out/'comparison.csv')) > len(ids), 600)
+        assert any(shared.rglob('*.pkl'))
+        started = [o for o in processes() if str(shared) in environment(o)]
+        assert sum('LokyProcess' in command(o) or 'loky' in command(o) for o in started) >= 2
+        main.send_signal(sig)
+        assert main.wait(60) == -sig
+        wait_for(lambda: not any(str(shared) in environment(o) for o in processes()), 120)
+        assert not [o for o in shared.rglob('*') if o.is_file()]
+        with warnings.catch_warnings():
+            warnings.simplefilter('error') # a torn row is a warning
+            rows = read_rows(out/'comparison.csv')
+        kept = read_costs(out/'comparison.npz')
+        assert rows.run_id.is_unique and {*rows.run_id} <= {*kept} and rows.run_id[:len(ids)].tolist() == ids
+        assert all(len(o) == 4000 and np.isfinite(o).all() for o in kept.values())
+        ids = rows.run_id.tolist()
+
+def processes(): return [o for o in Path('/proc').iterdir() if o.name.isdigit()]
+
+def environment(o):
+    try: return (o/'environ').read_text(errors='replace')
+    except OSError: return ''
 
 def command(o):
     try: return (o/'cmdline').read_text()
     except OSError: return ''
-
-def parent(o):
-    try: return int((o/'stat').read_text().rpartition(')')[2].split()[1])
-    except OSError: return 0
 
 def wait_for(done, seconds):
     end = time.monotonic() + seconds

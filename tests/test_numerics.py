@@ -243,7 +243,7 @@ def test_a_sample_that_is_nan_stops_every_method(method, tmp_path):
     assert all(p.isfinite().all() for p in learn.model.parameters())
 
 def test_a_guide_that_is_infinite_is_blamed(tmp_path):
-    said, _ = stopped('gp_disto', tmp_path, lambda learn, x: None, lam=float('inf'))
+    said, _ = stopped('gp_disto', tmp_path, lambda learn, x: None, lam=lambda share: float('inf'))
     assert 'at batch 1 of 3 in epoch 1: the loss is inf because of the guide' in said and 'Lower `lam`' in said, said
 
 def test_weights_that_are_nan_are_named(tmp_path):
