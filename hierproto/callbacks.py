@@ -276,7 +276,7 @@ def _cause(learn, late):
     for cb in learn.cbs.filter(risinstance(MetricGuide)):
         lam, numbers = cb.new[-1]
         data, guide, _ = numbers.tolist()
-        if math.isfinite(data) and not math.isfinite(lam*guide): return (
+        if math.isfinite(data): return (
             f"the guide, {guide:.3g}, with lam = {lam:.3g}. "
             "Lower `lam`, or leave the scale free (`scale=None`)")
     if _odd(learn.pred):

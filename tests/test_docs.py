@@ -11,10 +11,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 root = Path(__file__).parents[1]
 sys.path.insert(0, str(root/'tools'))
 import docs, readme
+from hierproto.paper import site as web
+from nbdev.doclinks import _nbpath2html
 
 names = docs.notebooks()
 nbs = {n: nbformat.read(root/'nbs'/n, 4) for n in names}
-pages = {n: docs._nbpath2html(Path(n)).stem for n in names}
+pages = {n: _nbpath2html(Path(n)).stem for n in names}
 
 def markdown(name): return '\n'.join(c.source for c in nbs[name].cells if c.cell_type == 'markdown')
 
@@ -38,7 +40,7 @@ def test_sidebar_has_every_notebook_once():
     assert sorted(listed) == names
 
 def test_sidebar_has_no_empty_lines():
-    for s in docs.site['sidebar']['contents']:
+    for s in web.site['sidebar']['contents']:
         for c in s.get('contents', []):
             assert any(docs.fnmatch(n, c['auto']) for n in names), f"{c['auto']} matches no notebook"
 
@@ -49,9 +51,9 @@ def test_no_section_is_called_like_one_of_its_pages():
         titles = [re.match('# (.*)', nbs[n].cells[0].source)[1] for n in group]
         assert section not in titles
 
-def test_only_the_current_section_is_open(): assert docs.site['sidebar']['collapse-level'] == 1
+def test_only_the_current_section_is_open(): assert web.site['sidebar']['collapse-level'] == 1
 
-def test_one_search_field(): assert docs.site['navbar']['search'] and not docs.site['sidebar']['search']
+def test_one_search_field(): assert web.site['navbar']['search'] and not web.site['sidebar']['search']
 
 def test_tables_follow_the_theme():
     "In a dark theme a fixed colour is unreadable"
@@ -92,7 +94,7 @@ def test_nbdev_leaves_the_readme_alone():
 def test_anchor_is_pandocs(title, anchor): assert docs.anchor(title) == anchor
 
 def test_links_lead_into_the_site():
-    url = docs.site['site-url']
+    url = web.site['site-url']
     pages = {'004_hierarchy.ipynb': ('hierarchy', ['hierarchy', 'hierarchy-1', 'hierarchy.costs', 'proof'])}
     for old, new in [('004_hierarchy.ipynb', 'hierarchy.html'), ('004_hierarchy.ipynb#Proof', 'hierarchy.html#proof'),
                      (f'{url}/hierarchy.html#hierarchy.costs', 'hierarchy.html#hierarchy.costs'),
@@ -111,7 +113,7 @@ def test_links_between_notebooks_have_a_heading():
 def test_api_names_have_a_page():
     "The API page links each name to its definition, which nbdev must know; constants are the exception"
     import hierproto.all as everything
-    for n in docs.public:
+    for n in web.public:
         o = getattr(everything, n)
         if not hasattr(o, '__module__'): continue
         assert re.search(rf"/{o.__module__.partition('.')[2]}\.html#{n.lower()}$", NbdevLookup().doc(n) or ''), n
@@ -166,14 +168,14 @@ has_caption = re.compile(r'^#\| *fig-cap: *"[A-Z].*[.)]"$', re.M)
 
 @pytest.mark.parametrize('name', names)
 def test_figures_have_captions(name):
-    for c in nbs[name].cells: assert not docs.has_image(c) or has_caption.search(c.source), c.source
+    for c in nbs[name].cells: assert not web.has_image(c) or has_caption.search(c.source), c.source
 
 @pytest.mark.parametrize('name', names)
 def test_notebook_is_below_half_a_megabyte(name): assert (root/'nbs'/name).stat().st_size < 5e5
 
 # What Quarto and Sphinx get
 
-url = docs.site['site-url']
+url = web.site['site-url']
 signature = f'''---
 
 [source](https://github.com/hierproto/hierproto/blob/main/hierproto/paper/recipes.py#L68){{target="_blank" \
@@ -203,7 +205,7 @@ def polished():
              new_markdown_cell('## Title\n\nThe *loss* falls to $0$. Then it stays.'),
              new_code_cell('plot()', outputs=[png]), new_code_cell('#| fig-alt: "My words"\nplot()', outputs=[png])]
     nb = new_notebook(cells=cells)
-    docs.polish(nb, '101_distortion.ipynb')
+    web.polish(nb, '101_distortion.ipynb')
     return nb
 
 def test_signatures_are_plain(polished):
@@ -216,7 +218,7 @@ def test_signatures_are_plain(polished):
 def test_no_signature_is_shown_twice(code, kept):
     nb = new_notebook(cells=[new_code_cell(
         '#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]), new_code_cell(code)])
-    docs.polish(nb, '101_distortion.ipynb')
+    web.polish(nb, '101_distortion.ipynb')
     md = nb.cells[0].outputs[0].data['text/markdown']
     assert ('def cosine' in md) == kept and '### cosine' in md and '*Distance' in md
 
@@ -224,7 +226,7 @@ def test_headings_keep_underscores():
     "Markdown shows `__call__` as a bold `call`"
     nb = new_notebook(cells=[new_code_cell('#| output: asis', outputs=[
         new_output('display_data', {'text/markdown': '---\n\n### Method.__call__\n\n*Text*'})])])
-    docs.polish(nb, '404_learner.ipynb')
+    web.polish(nb, '404_learner.ipynb')
     md = nb.cells[0].outputs[0].data['text/markdown']
     assert r'### Method.\_\_call\_\_' in md and docs.anchor(r'Method.\_\_call\_\_') == 'method.__call__'
 
@@ -233,7 +235,7 @@ def test_private_classes_have_no_heading_if_their_code_is_shown():
         '#| output: asis', outputs=[new_output('display_data', {'text/markdown': f'---\n\n### {n}\n\n*Text*'})])
     nb = new_notebook(cells=[docs_of('_Saver.load'), new_code_cell('def load(self:_Saver): pass'),
                              docs_of('_Saver.save'), docs_of('__getattr__')])
-    docs.polish(nb, '404_learner.ipynb')
+    web.polish(nb, '404_learner.ipynb')
     assert len(nb.cells) == 3 and '_Saver.save' in nb.cells[1].outputs[0].data['text/markdown']
 
 def test_tables_with_long_cells_become_blocks_on_a_phone():
@@ -248,7 +250,7 @@ def test_the_docstring_of_python_is_hidden(polished):
 @pytest.mark.parametrize('obj', [type(docs).__repr__, __import__('torch').nn.Module.forward])
 def test_other_inherited_docstrings_are_hidden(obj):
     first, _, rest = obj.__doc__.partition('\n')
-    assert docs.polish_markdown(f'### f\n\n*{first}*\n{rest}'.rstrip(), {}).strip() == '### f'
+    assert web.polish_markdown(f'### f\n\n*{first}*\n{rest}'.rstrip(), {}).strip() == '### f'
 
 def test_names_with_other_meanings_are_not_links(polished):
     "fastai has a `show_batch` too, and two of our modules define one"
@@ -288,7 +290,7 @@ folded = '#| code-fold: true\n#| code-summary: "Test"\n'
     ('index.ipynb', test_cell, '')])
 def test_code_of_results_and_long_tests_is_folded(name, code, fold):
     c = new_code_cell(code)
-    docs.fold(c, name)
+    web.fold(c, name)
     assert c.source == fold + code
 
 @pytest.fixture

@@ -243,7 +243,12 @@ def test_a_sample_that_is_nan_stops_every_method(method, tmp_path):
     assert all(p.isfinite().all() for p in learn.model.parameters())
 
 def test_a_guide_that_is_infinite_is_blamed(tmp_path):
+    "An infinite weight is refused; one that becomes infinite, or too large for 32 bits, is found out in training"
+    with pytest.raises(ValueError, match='lam must be a number >= 0'):
+        stopped('gp_disto', tmp_path, lambda learn, x: None, lam=float('inf'))
     said, _ = stopped('gp_disto', tmp_path, lambda learn, x: None, lam=lambda share: float('inf'))
+    assert "because of the guide" in said, said
+    said, _ = stopped('gp_disto', tmp_path, lambda learn, x: None, lam=1e300)
     assert 'at batch 1 of 3 in epoch 1: the loss is inf because of the guide' in said and 'Lower `lam`' in said, said
 
 def test_weights_that_are_nan_are_named(tmp_path):

@@ -1,8 +1,8 @@
 """Build the docs site in _docs/, with Quarto if it is installed and with Sphinx otherwise.
 
-nbdev processes the notebooks, `polish` improves the result, and Quarto or Sphinx renders it. Both read titles and the
-sidebar from _quarto.yml and use the same page names and anchors, so links work in both."""
-import argparse, ast, hashlib, html, io, json, os, pkgutil, re, runpy, shutil, subprocess, sys, tempfile
+nbdev processes the notebooks, `hierproto.paper.site.Polish` being its last step, and Quarto or Sphinx
+renders them. Both read titles and the sidebar from _quarto.yml and use the same page names and anchors, so links work in both."""
+import argparse, hashlib, html, io, os, re, shutil, subprocess, sys, tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -10,22 +10,11 @@ import nbformat, yaml
 from execnb.nbio import read_nb, write_nb
 from fastcore.parallel import parallel
 from nbdev.config import get_config
-from nbdev.doclinks import _nbpath2html
 from nbdev.processors import FilterDefaults
 
 import readme
+from hierproto.paper.site import add_names_to_search, has_image, site
 from readme import relink, root, tag_options
-
-site = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['website']
-modidx = runpy.run_path(root/'hierproto/_modidx.py')['d']
-
-def api_table():
-    "The table `API` of nbs/api.ipynb: a dict from task to names"
-    body = ast.parse((root/'hierproto/all.py').read_text(encoding='utf-8')).body
-    value = next(o.value for o in body if isinstance(o, ast.Assign) and o.targets[0].id == 'API')
-    return {task: names.split() for task, names in ast.literal_eval(value).items()}
-
-public = {n for names in api_table().values() for n in names}
 
 def notebooks(): return sorted(p.name for p in (root/'nbs').glob('[!._]*.ipynb'))
 
@@ -53,110 +42,6 @@ def anchors(nb):
             n = sum(o == a or re.fullmatch(re.escape(a) + r'-\d+', o) is not None for o in res)
             res.append(f'{a}-{n}' if n else a)
     return res
-
-auto_link = re.compile(r'\[`([^`\n]+)`\]\(([^)\n]*)\)')  # as nbdev writes it
-
-def plain_signature(code):
-    "A signature as nbdev shows it, without links in comments and without `NoneType`"
-    return auto_link.sub(r'`\1`', code).replace(':NoneType=None', '=None')
-
-def own_names(page):
-    "The names defined on `page`: a dict from name to (link, Python file)"
-    return {k.removeprefix(f'{mod}.'): v for mod, syms in modidx['syms'].items()
-            for k, v in syms.items() if v[0].startswith(f'{page}.html#')}
-
-def defined_twice(name):
-    "Do two modules define `name`, as a function, a class or a method?"
-    return sum(k.rpartition('.')[2] == name for syms in modidx['syms'].values() for k in syms) > 1
-
-def better_link(name, url, own):
-    "The link of nbdev for `name`: to this page if it defines the name, none if it may be something else (`train`)"
-    name, call = name.removesuffix('()'), name.endswith('()')
-    if name in own: url = own[name][0]
-    elif name not in public and (re.fullmatch('[a-z]+', name) and not call or defined_twice(name)): return f'`{name}`'
-    return f"[`{name}{'()' * call}`]({url.removeprefix(site['site-url'] + '/')})"
-
-def better_source(name, url, own):
-    "The source link that nbdev made for `name`, corrected if another module defines the same name"
-    if name not in own or own[name][1] in url: return url
-    file = own[name][1]
-    lines = (root/file).read_text(encoding='utf-8').splitlines()
-    n = next((i for i, l in enumerate(lines, 1) if re.match(rf'(def|class) {name}\b', l)), 1)
-    return f"{site['repo-url']}/blob/{site['repo-branch']}/{file}#L{n}"
-
-# docstrings of Python and PyTorch, which functions without their own inherit
-borrowed = re.compile(r'\*(Call self as a function|Return (repr|len)\(self\))\.\*|'
-                      r'\*Define the computation performed at every call\..*silently ignores them\.', re.S)
-
-def polish_markdown(md, own):
-    "Markdown that nbdev processed, with plain signatures, better links and no empty phrases"
-    parts = re.split(r'(^```.*?^```)', md, flags=re.S | re.M)
-    # in the documentation of a function, the name of one of its arguments means that argument
-    signatures = [re.sub('#.*', '', s) for s in parts[1::2]]
-    args = {a for s in signatures for a in re.findall(r'(?:^|[,(])\s*\**([a-z_]\w*)', s, flags=re.M)}
-    link = lambda s: auto_link.sub(lambda m: f'`{m[1]}`' if m[1] in args else better_link(m[1], m[2], own), s)
-    md = ''.join(plain_signature(s) if i % 2 else link(s) for i, s in enumerate(parts))
-    return borrowed.sub('', md)
-
-def first_sentence(md):
-    "The first sentence of the last paragraph of `md` as plain text; the heading if there is no paragraph"
-    md = re.sub(r'^```.*?^```|\$\$.*?\$\$', '', md, flags=re.S | re.M)
-    paragraphs = [' '.join(p.split()) for p in re.split(r'\n\s*\n', md) if p.strip()]
-    text = next((p for p in reversed(paragraphs) if p[0] not in '#|!-<'), paragraphs[-1] if paragraphs else 'Figure')
-    text = re.sub(r'!?\[(.*?)\]\(.*?\)', r'\1', text).translate({ord(c): None for c in '`*$\\'})
-    return re.split(r'(?<=[.:?])\s', text.lstrip('# '))[0].rstrip(':')[:250]
-
-def is_test(code):
-    "Does `code` assert anything, outside the functions that it defines?"
-    try: body = ast.parse(code).body
-    except SyntaxError: return False
-    nodes = [o for s in body if not isinstance(s, (ast.FunctionDef, ast.ClassDef)) for o in ast.walk(s)]
-    called = [getattr(o.func, 'id', '') for o in nodes if isinstance(o, ast.Call)]
-    return any(isinstance(o, ast.Assert) for o in nodes) or any(re.match('test_|ExceptionExpected', o) for o in called)
-
-def fold(cell, name):
-    "Fold the code, not the output, of results and of tests of more than three lines, unless `#| code-fold: false`"
-    if re.search(r'^#\| *(echo|include|output|code-fold):', cell.source, re.M): return
-    long_test = name[0] in '0123457' and cell.source.count('\n') > 2 and is_test(cell.source)
-    if name[0] in '89': cell.source = f'#| code-fold: true\n{cell.source}'
-    elif long_test: cell.source = f'#| code-fold: true\n#| code-summary: "Test"\n{cell.source}'
-
-def defined(nb):
-    "The names of functions that the page of `nb` shows, each alone in its cell, right below its heading"
-    found = [re.findall(r'^(def|class) (\w+)', c.source, re.M) for c in nb.cells if c.cell_type == 'code']
-    return {o[0][1] for o in found if len(o) == 1 and o[0][0] == 'def'}
-
-def without_signature(md, shown):
-    "The documentation of a name, without its signature if the code in `shown` has it"
-    name = re.search(r'^#+ (?:\w+\.)?(\w+)$', md, re.M)
-    return re.sub(r'^```python\n.*?^```\n+', '', md, count=1, flags=re.S | re.M) if name and name[1] in shown else md
-
-def escape_heading(md):
-    "The documentation of a name, whose heading shows the underscores of `__call__` instead of bold text"
-    return re.sub(r'^#+ \S*__\S*$', lambda m: m[0].replace('_', r'\_'), md, count=1, flags=re.M)
-
-def has_image(cell): return any(k.startswith('image/') for o in cell.get('outputs', []) for k in o.get('data', {}))
-
-def documents_private(cell, shown):
-    "Is `cell` the documentation that nbdev made for a method of a private class whose code is in `shown`?"
-    md = ''.join(str(o.get('data', {}).get('text/markdown', '')) for o in cell.get('outputs', []))
-    return any(n in shown for n in re.findall(r'^#+ _[a-zA-Z]\w*\.(\w+)$', md, re.M))
-
-def polish(nb, name):
-    "Improve the processed notebook `name`: links, folded code, an alternative text per figure, no signature twice"
-    own, shown, before = own_names(_nbpath2html(Path(name)).stem), defined(nb), ''
-    nb.cells = [c for c in nb.cells if not documents_private(c, shown)]
-    for c in nb.cells:
-        if c.cell_type == 'markdown':
-            c.source = before = polish_markdown(c.source, own)
-        elif c.cell_type == 'code': fold(c, name)
-        for o in c.get('outputs', []):
-            if md := o.get('data', {}).get('text/markdown'):
-                source = lambda m: f'[source]({better_source(m[3], m[1], own)}){m[2]}{m[3]}'
-                md = re.sub(r'\[source\]\((.*?)\)(\{.*?\}\n\n#+ )(\S+)', source, md)
-                o.data['text/markdown'] = escape_heading(without_signature(polish_markdown(md, own), shown))
-        if c.cell_type == 'code' and has_image(c) and not re.search(r'^#\| *fig-(alt|cap):', c.source, re.M):
-            c.source = f'#| fig-alt: {json.dumps(first_sentence(before), ensure_ascii=False)}\n{c.source}'
 
 def show_doc_cell(cell):
     "The documentation of an exported name, made by nbdev, as a Markdown cell: its heading becomes one of the page's"
@@ -218,13 +103,6 @@ def process(proc):
     import docs
     parallel(docs.process_one, [(root/'nbs'/n, proc/n) for n in notebooks()], n_workers=os.cpu_count(), method='spawn')
 
-def polish_all(proc):
-    "Polish the processed notebooks in `proc`"
-    for n in notebooks():
-        nb = nbformat.read(proc/n, 4)
-        polish(nb, n)
-        nbformat.write(nb, proc/n)
-
 def sphinx_source(proc, src):
     "Write what Sphinx reads to `src`, from the processed notebooks in `proc`; returns a dict from page to notebook"
     nbs = {n: nbformat.read(proc/n, 4) for n in notebooks()}
@@ -235,7 +113,10 @@ def sphinx_source(proc, src):
     nbs['index.ipynb'].cells.append(nbformat.v4.new_markdown_cell('\n\n'.join(toc)))
     for n, nb in nbs.items():
         for c in nb.cells:
-            if c.cell_type == 'markdown': c.source = relink(c.source, lambda t: local_link(t, pages))
+            to_page = lambda t: local_link(t, pages)
+            if c.cell_type == 'markdown': c.source = relink(c.source, to_page)
+            for o in c.get('outputs', []):
+                if md := o.get('data', {}).get('text/markdown'): o.data['text/markdown'] = relink(md, to_page)
         nbformat.write(nb, src/f'{pages[n][0]}.ipynb')
     if (root/'nbs/images').exists(): shutil.copytree(root/'nbs/images', src/'images')
     return {page: n for n, (page, _) in pages.items()}
@@ -285,7 +166,6 @@ def sphinx_docs(out):
         conf['html_search_scorer'] = str(Path(tmp)/'scorer.js')
         Path(conf['html_search_scorer']).write_text(scorer)
         process(proc)
-        polish_all(proc)
         page2nb = sphinx_source(proc, src)
         app = Sphinx(src, None, out, Path(tmp)/'doctrees', 'html', conf, status=None, warning=warnings)
         app.connect('doctree-read', on_doctree)
@@ -307,36 +187,17 @@ def fingerprint():
     return hashlib.sha256(b''.join(str(p.relative_to(root)).encode() + p.read_bytes() for p in files)).hexdigest()
 
 def quarto_docs(out):
-    "Do what `nbdev_docs` does, but polish the processed notebooks, leave README.md alone and stop at warnings"
+    "Do what `nbdev_docs` does, but leave README.md alone and stop at warnings"
     proc = root/'_proc'
     shutil.rmtree(proc, ignore_errors=True)  # may contain notebooks that were renamed
     shutil.copytree(root/'nbs', proc, ignore=shutil.ignore_patterns('*.ipynb', '.ipynb_checkpoints'))
     process(proc)
-    polish_all(proc)
     run = subprocess.run(['quarto', 'render', '--no-cache'], cwd=proc, stderr=subprocess.PIPE, text=True)
     print(run.stderr, file=sys.stderr)
     if run.returncode: sys.exit('quarto render failed')
     shutil.move(proc/'_docs', out)
     add_names_to_search(out)
     return '\n'.join(re.findall(r'.*\bWARN.*', run.stderr))
-
-def names_for_search():
-    "(name, page#anchor, docstring) of each function and class that a module exports, methods and private names left out"
-    for module, names in modidx['syms'].items():
-        for full, (link, _) in names.items():
-            name = full.removeprefix(f'{module}.')
-            if '.' in name or name.startswith('_'): continue
-            doc = getattr(pkgutil.resolve_name(f'{module}:{name}'), '__doc__', None) or ''
-            yield name, link, doc.strip().split('\n')[0]
-
-def add_names_to_search(out):
-    "Let the search of the Quarto site in `out` find definitions: Quarto itself lists second-level headings only"
-    file = out/'search.json'
-    if not file.exists(): return
-    index = json.loads(file.read_text(encoding='utf-8'))
-    index += [dict(objectID=link, href=link, title=name, section=name, text=text)
-              for name, link, text in names_for_search() if (out/link.partition('#')[0]).exists()]
-    file.write_text(json.dumps(index, ensure_ascii=False), encoding='utf-8')
 
 def build(out, quarto):
     "Build the site in `out` with Quarto or Sphinx; fails if there are warnings"

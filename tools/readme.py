@@ -64,12 +64,16 @@ def convert(path=root/'nbs/index.ipynb'):
             # GitHub shows style sheets as text
             if html := o.get('data', {}).get('text/html'):
                 o.data['text/html'] = re.sub(r'<style.*?</style>\s*', '', html, flags=re.S)
+            if md := o.get('data', {}).get('text/markdown'): o.data['text/markdown'] = relink(md, from_root)
     remove = dict(enabled=True, remove_input_tags={'remove-input'}, remove_cell_tags={'remove-cell'},
                   remove_all_outputs_tags={'remove-output'})
     kinds = ['text/html', 'text/markdown', 'image/svg+xml', 'image/png', 'image/jpeg', 'text/plain']
     cfg = Config({'TagRemovePreprocessor': remove, 'NbConvertBase': dict(display_data_priority=kinds)})
     resources = dict(unique_key='README', output_files_dir=str(images))
     body, res = MarkdownExporter(config=cfg).from_notebook_node(nb, resources)
+    words = (c.metadata.get('mystnb', {}).get('image', {}).get('alt', 'Figure') for c in nb.cells
+             for o in c.get('outputs', []) if any(k.startswith('image/') for k in o.get('data', {})))
+    body = re.sub(r'!\[(png|svg|jpeg)\]', lambda m: f'![{next(words)}]', body)
     body = re.sub(r'\n{3,}', '\n\n', '\n'.join(l.rstrip() for l in body.splitlines())).strip()
     return {'README.md': f'{notice}{body}\n'.encode(), **res['outputs']}
 
