@@ -29,6 +29,7 @@ MOVED = {
     'hierproto.runs': 'hierproto.paper.runs',
     'hierproto.experiments': 'hierproto.paper.sweeps',
     'hierproto.report': 'hierproto.paper.report',
+    'hierproto.verdicts': 'hierproto.stats',
     'hierproto.figure1': 'hierproto.paper.figure1',
     'hierproto.bench': 'hierproto.paper.bench',
 }
