@@ -744,7 +744,7 @@ def intervals(self:Comparison,
 def error_parts(self:Comparison,
     nodes=False, # of answers at any node, or of classes?
 ):
-    "Standard errors of the changes in percent as a table to read: from the choice of images, and from trainings"
+    "Standard errors of the changes in percent, from the choice of images and from trainings"
     d = self.differences(nodes=nodes)
     names = dict(se_images='from images', se_training='from trainings')
     return d[[*names]].rename(columns=names).rename_axis('method').map('{:.2f}'.format)
@@ -752,7 +752,7 @@ def error_parts(self:Comparison,
 # %% ../nbs/508_compare.ipynb #5edba8df
 @patch
 def _svg(self:Comparison):
-    "The picture of `plot` as SVG"
+    "The figure of `plot` as SVG"
     import matplotlib.pyplot as plt
     buf = io.StringIO()
     with plt.rc_context({'svg.fonttype':'none', 'text.parse_math':False}):
@@ -788,7 +788,7 @@ def save_page(self:Comparison,
     path, # of the HTML file
     title='Which method?' # of the page
 ):
-    "Write advice, picture and tables as one HTML file"
+    "Write advice, figure and tables as one HTML file"
     parts = [*(P(o, cls='says') for o in self.advice().split('\n')), svg(self._svg())]
     for nodes in (False,True):
         base, others = self.family(nodes)

@@ -157,7 +157,7 @@ class Hierarchy(Costs):
         facts['titles'] = titles and [as_name(t) for t in titles]
         facts['leaves'] = _leaf_names(self._names[:len(ends)], self._path)
         facts['_level_names'] = _check_levels(level_names, int(self.levels.max()))
-        if weights: _check_range(self)
+        if weights: _check_weight_range(self)
         if warn: _warn_alike(self)
 
     def __setattr__(self, k, v):
@@ -168,7 +168,7 @@ class Hierarchy(Costs):
         return Hierarchy, (*facts, False) # without a warning
 
     @cached_property
-    def _heights(self): # distances from the root
+    def _root_distances(self): # distances from the root
         return np.array(self._down(0., lambda w, i: w + self._w[i]))
 
     @cached_property
@@ -185,16 +185,16 @@ def _leaf_names(names, path):
     return unique_names(names)
 
 def _check_levels(names, depth):
-    "The first `depth` of the level `names`; None if they are no names, such as numbers"
+    "The first `depth` of the level `names`; None if they are not names but numbers"
     if names is None or any(GENERIC.fullmatch(str(n)) for n in names): return None
     names = unique_names(names)[:depth]
     if len(names) < depth: fail(f'{len(names)} names for {depth} levels: {quoted(names)}')
     return names
 
-def _check_range(h):
+def _check_weight_range(h):
     "Refuse weights of `h` that rounding would lose"
     i = int(h._w[:-1].argmin())
-    least, longest = h._w[i], h._heights.max()
+    least, longest = h._w[i], h._root_distances.max()
     if least < max(1e-30, 1e-10*longest) or longest > 1e30:
         edge = joined(h._path(i))
         fail(f'the edge above {edge} weighs {least:g} and the longest path {longest:g}: '
@@ -333,8 +333,15 @@ def sizes(self:Hierarchy, hidden=False):
     for i, p in enumerate(self._up[:-1]): size[p] += size[i]
     return torch.tensor(size)
 
+@patch
+def heights(self:Hierarchy):
+    "Edges from each node down to the deepest class below it"
+    height = [0]*self.n_nodes
+    for i, p in enumerate(self._up[:-1]): height[p] = max(height[p], height[i]+1)
+    return torch.tensor(height)
+
 # %% ../nbs/004_hierarchy.ipynb #77133623
-def _tree_lines(h, i, size, deepest):
+def _lines_of_tree(h, i, size, deepest):
     "Lines of text about the group `i` of `h` and the groups below it, down to the level `deepest`"
     K = len(h)
     level = int(h.levels[i])
@@ -345,7 +352,7 @@ def _tree_lines(h, i, size, deepest):
     yield line if len(line) <= 110 else line[:109].rsplit(' ', 1)[0] + ' …'
     if level == deepest: return
     for c in children:
-        if c >= K: yield from _tree_lines(h, c, size, deepest)
+        if c >= K: yield from _lines_of_tree(h, c, size, deepest)
 
 @patch
 def tree(self:Hierarchy,
@@ -355,7 +362,7 @@ def tree(self:Hierarchy,
     if level is None:
         groups = self.levels[len(self):]
         level = max(l for l in range(self.depth) if l == 0 or (groups <= l).sum() <= 60)
-    return '\n'.join(_tree_lines(self, self.n_nodes-1, self.sizes(), level))
+    return '\n'.join(_lines_of_tree(self, self.n_nodes-1, self.sizes(), level))
 
 # %% ../nbs/004_hierarchy.ipynb #ae0d7385
 @patch
@@ -380,7 +387,7 @@ def costs(self:Hierarchy, hidden=False):
     n = self.n_nodes if hidden else len(self)
     if n > 50_000: fail(f'the cost matrix of {n} classes would take {4*n*n/1e9:.0f} GB: '
                         "use `pair_costs(i, j)`, or guide='sampled' to train")
-    W = self._heights
+    W = self._root_distances
     P = self.path_table(hidden).T.contiguous().numpy()
     D = np.empty((n, n), dtype=np.float32)
     for i in range(n):
@@ -402,7 +409,7 @@ def _indices(n, *idx):
 def pair_costs(self:Hierarchy, i, j):
     "Costs between nodes `i` and `j`, numbers or tensors that broadcast, without the matrix"
     i, j = _indices(self.n_nodes, i, j)
-    W = torch.from_numpy(self._heights)
+    W = torch.from_numpy(self._root_distances)
     if i.device.type == 'mps': W = W.float() # Apple GPUs have no double precision
     levels, up, W = (o.to(i.device) for o in (self.levels, self.parent, W))
     a, b = i, j
@@ -651,7 +658,7 @@ def _read_file_or_name(o):
 def read_hierarchy(
     o # a file, the name of a tree, `digits_chain`, nested dicts, paths, a table, a tree or costs
 ):
-    "The `Hierarchy` or `CostMatrix` that `o` stands for"
+    "The `Hierarchy` or `CostMatrix` that `o` describes"
     if isinstance(o, Costs): return o
     if isinstance(o, (str, Path)): return _read_file_or_name(o)
     if isinstance(o, dict): return _build(nested_facts(o))
@@ -667,7 +674,7 @@ def _are_paths(o):
     return all(isinstance(p, str) or has_text(p) for p in o)
 
 # %% ../nbs/004_hierarchy.ipynb #a27bfd44
-def _class_names(data):
+def _names_in_data(data):
     "The class names in `data`, `DataLoaders` or a vocabulary; None without names"
     names = data if hasattr(data, '__len__') and not hasattr(data, 'loaders') else None
     vocab = getattr(data, 'vocab', names)
@@ -693,7 +700,7 @@ def align_costs(
     "`D` with its classes in the order of those of `data`"
     if _is_source(D): D = read_hierarchy(D)
     if D is None or data is None: return D
-    names = _class_names(data)
+    names = _names_in_data(data)
     if names is None: return _by_number(D)
     if isinstance(D, Costs): return D.subset(names) if subset else D.align(names)
     if len(D) != len(names):

@@ -25,7 +25,7 @@ __getattr__ = moved_names(__name__)
 
 # %% ../nbs/404_learner.ipynb #37d1edb7
 def _split(model, split=default_split):
-    "Parameter groups of the body according to fastai's `split`; projection and head are the last group"
+    "Parameter groups by fastai's `split` of the body; projection and head are the last group"
     return split(nn.Sequential(model[0][0], nn.Sequential(*model[0][1:], model[1])))
 
 # %% ../nbs/404_learner.ipynb #3033dca5
@@ -42,9 +42,10 @@ def add_norm(
         if n_channels == len(mean): dls.add_tfms([Normalize.from_stats(mean, std)], 'after_batch')
         return
     def differs(a, b): return (a.cpu().flatten()[:len(b)] - b).abs().max() > .01
-    if differs(old.mean, mean) or differs(old.std, std): warnings.warn(
-        f"The data is normalised, but the weights expect mean {prep['mean']} and std {prep['std']}: "
-        "remove `Normalize` from the batch transforms")
+    if not differs(old.mean, mean) and not differs(old.std, std): return
+    warnings.warn("The data is normalised, but the weights expect "
+                  f"mean {prep['mean']} and std {prep['std']}: "
+                  "remove `Normalize` from the batch transforms")
 
 # %% ../nbs/404_learner.ipynb #1dfb5a49
 def _example(dls):
@@ -71,7 +72,7 @@ def _decode(rule, preds):
 # %% ../nbs/404_learner.ipynb #3ec87fef
 def use_rule(
     learn, # a `Learner`
-    rule # 'argmax', 'crm', 'back_off' or a function from scores (B, K) to nodes (B,) that ignores constants added to a row
+    rule # 'argmax', 'crm', 'back_off', or a function from scores (B, K) to nodes (B,)
 ):
     "Let `learn` decide by `rule` in metrics, predictions and interpretation"
     learn.rule = get_rule(rule, getattr(learn, 'hierarchy', None))
@@ -90,7 +91,8 @@ def _own_loss(loss, method_args):
     "The user's own `loss`, unless that would lose `method_args` of the method's loss"
     lost = [k for k in ('gamma','weight','detach_focal') if k in method_args]
     if not lost: return loss
-    raise TypeError(f"{' and '.join(lost)} would be lost: `loss_func` replaces the loss of the method")
+    raise TypeError(f"{' and '.join(lost)} would be lost: "
+                    "`loss_func` replaces the loss of the method")
 
 # %% ../nbs/404_learner.ipynb #c5cee1d1
 def hier_learner(
@@ -105,7 +107,7 @@ def hier_learner(
     proto_lr=1., # factor to the learning rate of prototypes
     proto_wd=None, # weight decay of prototypes; None for that of the weights
     cbs=None, # further callbacks
-    **kwargs # of the method, of `embedder` (`n_in`, `nf`, `pool`, `norm`, `project`) and of `Learner`
+    **kwargs # of the method, of `embedder` (n_in, nf, pool, norm, project) and of `Learner`
 ):
     "A `Learner` for any of `METHODS`"
     inputs = _example(dls)
@@ -124,8 +126,9 @@ def hier_learner(
     if 'loss_func' in learner_args: loss = _own_loss(learner_args.pop('loss_func'), method_args)
     if getattr(dls, 'node_labels', False): loss.allow_groups(h) # labels of `NodeBlock`
     ignored = method_args.get('ignore_index', getattr(loss, 'ignore_index', None))
-    defaults = dict(metrics=hier_metrics(h, ignore_index=ignored), splitter=partial(_split, split=body.split))
-    learn = Learner(dls, model, loss, cbs=[*callbacks, *watching, *L(cbs)], **{**defaults, **learner_args})
+    learner_args.setdefault('metrics', hier_metrics(h, ignore_index=ignored))
+    learner_args.setdefault('splitter', partial(_split, split=body.split))
+    learn = Learner(dls, model, loss, cbs=[*callbacks, *watching, *L(cbs)], **learner_args)
     learn.hierarchy = h
     learn.method = method if isinstance(method, str) else None
     learn.rule = argmax_rule
@@ -144,6 +147,6 @@ def proto_learner(
     **kwargs
 ):
     "`hier_learner` with learnt prototypes under a `guide`"
-    method = 'learnt' if guide is None else 'gp_rank' if guide=='rank' else 'gp_disto'
-    if guide is not None: kwargs.update(guide=guide, lam=lam)
-    return hier_learner(dls, arch, h, method, **kwargs)
+    if guide is None: return hier_learner(dls, arch, h, 'learnt', **kwargs)
+    method = 'gp_rank' if guide == 'rank' else 'gp_disto'
+    return hier_learner(dls, arch, h, method, guide=guide, lam=lam, **kwargs)

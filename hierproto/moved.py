@@ -29,6 +29,7 @@ MOVED = {
     'hierproto.runs': 'hierproto.paper.runs',
     'hierproto.experiments': 'hierproto.paper.sweeps',
     'hierproto.report': 'hierproto.paper.report',
+    'hierproto.verdicts': 'hierproto.stats',
     'hierproto.figure1': 'hierproto.paper.figure1',
     'hierproto.bench': 'hierproto.paper.bench',
 }
@@ -37,7 +38,8 @@ MOVED = {
 PICKLED = [o for o in MOVED if o.startswith(('hierproto.data.', 'hierproto.backbones.'))]
 
 # %% ../nbs/000_moved.ipynb #989e2bf8
-def _error(old): return ImportError(f'{old} is {MOVED[old]} since version 0.3: change the import', name=old)
+def _error(old):
+    return ImportError(f'{old} is {MOVED[old]} since version 0.3: change the import', name=old)
 
 class _OldModule(ModuleType):
     "The classes that pickles need; every other name raises the error about the new path"
@@ -52,8 +54,9 @@ class _OldModule(ModuleType):
 class MovedFinder(MetaPathFinder, Loader):
     "Finds import paths of version 0.2 after all other finders"
     def find_spec(self, name, path=None, target=None):
-        "The module `name` if it has moved; `path` and `target` belong to Python's interface and are not needed"
-        if name in PICKLED or name == 'hierproto.data': return ModuleSpec(name, self, is_package=name == 'hierproto.data')
+        "The module `name` if it has moved; Python also passes `path` and `target`"
+        is_package = name == 'hierproto.data'
+        if is_package or name in PICKLED: return ModuleSpec(name, self, is_package=is_package)
         if name in MOVED: raise _error(name)
     def create_module(self, spec):
         "An empty module for `spec`, which knows the classes of pickles"

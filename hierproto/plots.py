@@ -41,8 +41,8 @@ def _width(text):
     return TextPath((0, 0), text.replace('$', r'\$'), size=100).get_extents().width / 100
 
 # %% ../nbs/406_plots.ipynb #53468366
-def _fit(text, arc, ring):
-    "Font size and lines with which `text` fits a field `arc` x `ring`, and if it runs along the arc"
+def _text_that_fits(text, arc, ring):
+    "Font size and lines of `text` in a field `arc` x `ring`, and if it runs along the arc"
     wrapped = [text, *(textwrap.fill(text, n, break_long_words=False) for n in (20, 16, 12, 7))]
     for s in (9, 8, 7, 6, 5):
         for lines in wrapped:
@@ -63,7 +63,8 @@ def _turn(angle, along, rim):
 def _text(ax, text, size, angle, radius, along=False, rim=None):
     "Write `text` at an angle and radius, never upside down; a text on the `rim` begins there"
     turn, flip = _turn(angle, along, rim)
-    x, y = radius*np.cos(np.radians(angle)), radius*np.sin(np.radians(angle))
+    x = radius*np.cos(np.radians(angle))
+    y = radius*np.sin(np.radians(angle))
     is_central = not rim or (rim == 'level' and abs(x) < radius/4)
     side = 'right' if flip else 'left'
     ax.text(x, y, text, size=size, ha='center' if is_central else side, va='center', rotation=turn,
@@ -83,7 +84,7 @@ def _round_axis(ax, K):
 def _name_group(ax, path, angle, half, ring, radius):
     "Write the name of the group at `path` into its field, if it fits and is not that of its parent"
     if path[-1] in path[-2:-1]: return
-    fit = _fit(path[-1].replace('_', ' '), np.radians(2*half)*radius, ring)
+    fit = _text_that_fits(path[-1].replace('_', ' '), np.radians(2*half)*radius, ring)
     if not fit: return
     size, lines, along = fit
     _text(ax, lines, size, angle, radius, along=along)
@@ -153,7 +154,7 @@ def plot_costs(self:Hierarchy, ax=None):
 
 # %% ../nbs/406_plots.ipynb #9de34e1c
 def _draw_cells(ax, head, points, colors, n=200):
-    "Square limits around `points`, and a background in the colour of the class that `head` predicts"
+    "Square limits around `points`, and a background in the colour of the predicted class"
     lo, hi = points.amin(0), points.amax(0)
     x, y = ((lo+hi)/2).tolist()
     r = .55*(hi-lo).max().item()
@@ -176,7 +177,9 @@ def plot_embedding(
     "Embeddings (dots), class means (circles), prototypes (squares) and their cells in the plane"
     ax = ax or plt.subplots(figsize=(5, 5))[1]
     K = head.n_classes
-    z, y, protos = z.detach().cpu(), y.cpu(), head.protos.detach().cpu()
+    z = z.detach().cpu()
+    y = y.cpu()
+    protos = head.protos.detach().cpu()
     cmap = plt.get_cmap(cmap)
     colors = cmap(np.arange(K) % cmap.N)[:,:3]
     edge = dict(edgecolors='k', zorder=3)

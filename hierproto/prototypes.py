@@ -27,7 +27,8 @@ def start_protos(
 ):
     "Initial places of `n` prototypes of `m` dimensions"
     if isinstance(init, str):
-        if init not in _inits: raise ValueError(f"unknown init {init!r}; choose from {', '.join(_inits)}")
+        if init not in _inits:
+            raise ValueError(f"unknown init {init!r}; choose from {', '.join(_inits)}")
         init = _inits[init]
     if callable(init): init = init(n, m)
     if isinstance(init, (int,float)): return torch.randn(n, m)*init
@@ -36,7 +37,7 @@ def start_protos(
     raise ValueError(f"init must have the shape {(n, m)}, got {tuple(protos.shape)}")
 
 # %% ../nbs/102_prototypes.ipynb #41a0e4d8
-def _scores(distance, x, protos, block=8192):
+def _minus_distances(distance, x, protos, block=8192):
     "Minus the `distance` of vectors or feature maps `x` to `protos`"
     if x.ndim == 2: return -distance(x, protos)
     pixels = x.movedim(1, -1)
@@ -72,7 +73,8 @@ class PrototypeHead(nn.Module):
         self.n_classes = ifnone(n_classes, n)
         if hidden and isinstance(h, Hierarchy): n = h.n_nodes
         if self.n_classes > n:
-            raise ValueError(f"n_classes must be at most the number of prototypes {n}, got {n_classes}")
+            raise ValueError(f"n_classes must be at most the number of prototypes {n}, "
+                             f"got {n_classes}")
         self.distance = get_distance(distance)
         protos = start_protos(n, m, init)
         if learn: self.protos = nn.Parameter(protos)
@@ -80,12 +82,13 @@ class PrototypeHead(nn.Module):
 
     def forward(self, x):
         "Scores `(B, K[, H, W])` of embeddings `(B, m[, H, W])`"
-        return _scores(self.distance, x, self.protos[:self.n_classes])
-    def extra_repr(self): return f"m={self.m}, n_protos={len(self.protos)}, n_classes={self.n_classes}"
+        return _minus_distances(self.distance, x, self.protos[:self.n_classes])
+    def extra_repr(self):
+        return f"m={self.m}, n_protos={len(self.protos)}, n_classes={self.n_classes}"
 
 # %% ../nbs/102_prototypes.ipynb #f1ac1b2d
 class LinearHead(nn.Linear):
-    "Scores that are a linear map of embeddings `(B, m)` or `(B, m, H, W)`: the cross-entropy baseline"
+    "Scores that are a linear map of embeddings: the head of the cross-entropy baseline"
     def __init__(self,
         m, # dimension of the embedding
         h, # a `Hierarchy` or costs, or the number of classes
@@ -127,7 +130,7 @@ def focal(
 
 # %% ../nbs/102_prototypes.ipynb #ee941b92
 class DataLoss(nn.Module):
-    "Eq. 3: cross-entropy of scores `(B, K[, H, W])`, with class weights, ignored labels and a focal factor"
+    "Eq. 3: cross-entropy of scores `(B, K[, H, W])`, also with class weights or a focal factor"
     y_int = True # fastai's MixUp mixes losses, not targets
     no_groups = None # why labels must be classes, if they must
     detach_focal = False # in pickles of version 0.2
@@ -149,9 +152,8 @@ class DataLoss(nn.Module):
 
     def per_item(self, scores, targets):
         "The loss of each item, before weights and reduction"
-        groups = self.group_labels
-        logp = class_log_prob(scores, targets) if groups is None else groups.log_prob(scores, targets)
-        return self.focal(logp)
+        log_prob = class_log_prob if self.group_labels is None else self.group_labels.log_prob
+        return self.focal(log_prob(scores, targets))
 
     def focal(self, logp):
         "The focal loss for the log-probabilities `logp`"
@@ -165,8 +167,8 @@ class DataLoss(nn.Module):
 # %% ../nbs/102_prototypes.ipynb #92304157
 def class_log_prob(scores, targets):
     "Log-probability that `scores` give the class of each of `targets`"
-    # torch ignores labels of -100 unless told otherwise, whatever our `ignore_index` is
-    return -F.cross_entropy(scores, targets, reduction='none', ignore_index=torch.iinfo(torch.long).min)
+    never = torch.iinfo(torch.long).min # torch would ignore -100, whatever our `ignore_index` is
+    return -F.cross_entropy(scores, targets, reduction='none', ignore_index=never)
 
 # %% ../nbs/102_prototypes.ipynb #495c3c3f
 @patch
@@ -182,12 +184,13 @@ def decodes(self:DataLoss, scores):
 
 # %% ../nbs/102_prototypes.ipynb #07474351
 def check_labels(targets, K, ignore_index=-100, what='classes'):
-    "Raise an error that names the `targets` that are neither one of `K` classes (`what`) nor `ignore_index`"
+    "An error if some `targets` are neither one of `K` classes (`what`) nor `ignore_index`"
     bad = targets[(targets != ignore_index) & ((targets < 0) | (targets >= K))]
     if not len(bad): return
     names = ', '.join(map(str, bad.unique()[:5].tolist()))
-    raise HierarchyError(f"{len(bad)} of {targets.numel()} labels in this batch are not one of the {K} {what} "
-                         f"0 to {K-1}: {names}. Correct them, pass `ignore_index` to the loss, "
+    raise HierarchyError(f"{len(bad)} of {targets.numel()} labels in this batch "
+                         f"are not one of the {K} {what} 0 to {K-1}: {names}. "
+                         "Correct them, pass `ignore_index` to the loss, "
                          "or call its `allow_groups(h)` if labels may be groups")
 
 # %% ../nbs/102_prototypes.ipynb #508e0c84
@@ -215,7 +218,8 @@ def forward(self:DataLoss, scores, targets,
     targets = _as_labels(targets, scores)
     n = n_classes or scores.shape[1]
     if self.weight is not None and len(self.weight) != n:
-        raise ValueError(f'weight must have one number for each of the {n} classes, got {len(self.weight)}')
+        raise ValueError(f'weight must have one number for each of the {n} classes, '
+                         f'got {len(self.weight)}')
     counts = targets != self.ignore_index
     targets = targets.where(counts, 0) # any class will do
     try: loss = self.per_item(scores, targets)
@@ -265,10 +269,10 @@ class GroupLabels(nn.Module):
 def allow_groups(self:DataLoss,
     h # `Hierarchy` of the classes
 ):
-    "This loss, with labels that may be any node of `h`: a class, a group, or the root for 'not labelled'"
+    "This loss for labels that are nodes of `h`: a class, a group, or the root if not labelled"
     if self.no_groups: raise HierarchyError(
-        f'labels of {type(self).__name__} must be classes: {self.no_groups}. Remove the samples that are labelled '
-        'with groups, or choose another method')
+        f'labels of {type(self).__name__} must be classes: {self.no_groups}. '
+        'Remove the samples that are labelled with groups, or choose another method')
     self.groups = GroupLabels(as_tree(h, 'a label that is a group'), self.weight)
     return self
 

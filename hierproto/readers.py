@@ -33,7 +33,7 @@ def _split_csv(text, sep, quotes=True):
     quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
     return csv.reader(io.StringIO(text, newline=''), strict=True, delimiter=sep, quoting=quoting)
 
-def _fit(text, sep):
+def _separator_score(text, sep):
     "How many rows of the CSV `text` have the width of the header if `sep` separates cells"
     try: header, *rows = [r for r in _split_csv(text, sep, quotes=sep != '\t') if any(r)] or [[]]
     except csv.Error: return 0
@@ -41,7 +41,7 @@ def _fit(text, sep):
 
 def _separator(text):
     "What separates the cells of the CSV `text`, the comma among equals"
-    return max(',;\t', key=lambda sep: _fit(text, sep))
+    return max(',;\t', key=lambda sep: _separator_score(text, sep))
 
 # %% ../nbs/003_readers.ipynb #b8d3f4cb
 def _placed_rows(rows, label):
@@ -104,7 +104,7 @@ def _frame_rows(t):
 def read_table(
     t # a DataFrame, a CSV or Excel file, or an open file
 ):
-    "The table `t` as a DataFrame of cells indexed by place, with the place of the header as its name"
+    "The cells of the table `t`, indexed by place; the name of the index is that of the header"
     (top, head), *rows = _frame_rows(t) if isinstance(t, pd.DataFrame) else _file_rows(t)
     head = [str(c) for c in head]
     n = len(head)
@@ -127,16 +127,16 @@ def _need_columns(df, *columns):
 def _is_blank(x): return not str(x).strip()
 
 # %% ../nbs/003_readers.ipynb #855ea528
-_COUNTS = {'count', 'counts', 'n', 'n_images', 'num_images', 'images', 'n_samples', 'num_samples',
-           'samples', 'instances', 'occurrences', 'frequency', 'freq', 'total', 'support', 'share',
-           'percent'}
+_COUNT_COLUMNS = {'count', 'counts', 'n', 'n_images', 'num_images', 'images',
+                  'n_samples', 'num_samples', 'samples', 'instances', 'occurrences',
+                  'frequency', 'freq', 'total', 'support', 'share', 'percent'}
 
 def _is_number(x): return re.fullmatch(r'[-+]?\d*[.,]?\d+%?', str(x).strip()) is not None
 
 def _count_columns(df, columns):
     "The `columns` that count something: the rest identifies every class without them"
     def has_numbers(c): return all(_is_blank(x) or _is_number(x) for x in df[c])
-    counts = [c for c in columns if c.lower() in _COUNTS and has_numbers(c)]
+    counts = [c for c in columns if c.lower() in _COUNT_COLUMNS and has_numbers(c)]
     rest = [c for c in columns if c not in counts]
     return counts if rest and not df[rest].astype(str).duplicated().any() else []
 
@@ -260,7 +260,9 @@ def _below(t, path):
     if isinstance(t, dict):
         below = [((*path, as_name(k, where)), v) for k, v in t.items()]
     elif isinstance(t, (list, tuple)) and not any(x is None for x in t):
-        def entry(x): return ((*path, as_name(x, where)), None) if type(x) in (str, int) else (path, x)
+        def entry(x):
+            is_name = type(x) in (str, int)
+            return ((*path, as_name(x, where)), None) if is_name else (path, x)
         below = [entry(x) for x in t]
     else:
         fail(f'{where!r} is a {type(t).__name__}: '
@@ -295,7 +297,7 @@ def nested_facts(
     return dict(paths=paths, places=['/'.join(p) for p in paths])
 
 # %% ../nbs/003_readers.ipynb #1125e695
-def _check_tree(g):
+def _check_is_tree(g):
     "Refuse a directed graph `g` that is not a tree with edges from parents to children"
     for n in g:
         if len(g.pred[n]) > 1: fail(f'{n!r} has several parents: {quoted(g.pred[n])}')
@@ -323,13 +325,13 @@ def _path_in(n, up, names):
 
 # %% ../nbs/003_readers.ipynb #694ff211
 def graph_facts(
-    g # a `networkx.DiGraph`; nodes may have a `name`, `index`, `title` and `place`, edges a `weight`
+    g # a `networkx.DiGraph`; nodes may have `name`, `index`, `title`, `place`, edges a `weight`
 ):
     "Facts about a tree from a directed graph with edges from parents to children"
     if not g.is_directed() or g.is_multigraph():
         fail('edges must run from parent to child in a DiGraph: '
              '`networkx.bfs_tree(g, root)` makes one')
-    _check_tree(g)
+    _check_is_tree(g)
     about = dict(g.nodes(data=True))
     up = {n: p for p, n in g.edges}
     names = {n: as_name(about[n].get('name', n)) for n in g}
@@ -379,8 +381,8 @@ def parents_facts(
     return _parent_facts(read_table(table))
 
 # %% ../nbs/003_readers.ipynb #2359bef8
-_TRUE = ('true', 'truth', 'actual', 'observed', 'target', 'reference', 'ground truth', 'ground_truth',
-         'y_true')
+_TRUE = ('true', 'truth', 'actual', 'observed', 'target', 'reference', 'ground truth',
+         'ground_truth', 'y_true')
 _PREDICTED = ('predict', 'pred', 'y_pred', 'estimate')
 
 def _starts(axis, words):
@@ -649,8 +651,8 @@ def _read_taxa(f):
     df = read_table(f)
     ranks = [r for r in _RANKS if r in df]
     if not ranks or not {'canonicalName', 'species', 'scientificName'} & {*df}:
-        fail('this is not a Darwin Core table: it needs scientificName and ranks such as family and genus',
-             df.index.name)
+        fail('this is not a Darwin Core table: '
+             'it needs scientificName and ranks such as family and genus', df.index.name)
     return df.assign(name=[_taxon_name(r) for r in df.to_dict('records')]), ranks
 
 # %% ../nbs/003_readers.ipynb #f25b6fe1
@@ -705,7 +707,8 @@ def _check_taxa(df, names, rows):
     first = {}
     for name, k in zip(names, rows):
         if k < 0:
-            fail(f'{name!r} is a synonym of a taxon that the table does not have: add its row', where)
+            fail(f'{name!r} is a synonym of a taxon that the table does not have: add its row',
+                 where)
         if k in first:
             fail(f'{first[k]!r} and {name!r} are the same species, '
                  f"{df['name'].iloc[k]!r}: make them one class", where)

@@ -198,9 +198,9 @@ def verdict_table(
 ):
     "`judged` as a table to show: number of runs, change with interval, p-value, verdict"
     def p(r): return '–' if r.n<2 else '< .001' if r.adj_p < .001 else f'{r.adj_p:.3f}'
-    rows = [[int(r.n), _interval_text(r), p(r), r.verdict, '' if r.primary else 'exploratory']
-            for r in judged.itertuples()]
-    columns = [runs, 'change % [95%]', 'p', 'verdict', '']
+    def kind(r): return 'primary' if r.primary else 'exploratory'
+    rows = [[int(r.n), _interval_text(r), p(r), r.verdict, kind(r)] for r in judged.itertuples()]
+    columns = [runs, 'change % [95%]', 'p', 'verdict', 'kind']
     return pd.DataFrame(rows, index=pd.Index(judged.index, name=name), columns=columns)
 
 # %% ../nbs/201_stats.ipynb #062b17da

@@ -13,22 +13,22 @@ from .names import fail
 from .hierarchy import *
 
 # %% ../nbs/005_subtree.ipynb #bcb8aa84
-def _spread(key, x):
+def _repeat_columns(key, x):
     "The `key` of each row, repeated for its columns in `x`"
     return key[:,None].expand(-1, x.shape[1])
 
 def _rows_of(x, key):
     "The rows of `x` with the numbers `key`"
-    return x.gather(0, _spread(key, x))
+    return x.gather(0, _repeat_columns(key, x))
 
 def _add_rows(x, key, n):
     "Sums of the rows of `x` with the same `key`, one for each of `n` keys"
-    return x.new_zeros(n, x.shape[1]).scatter_add(0, _spread(key, x), x)
+    return x.new_zeros(n, x.shape[1]).scatter_add(0, _repeat_columns(key, x), x)
 
 def _max_rows(x, key, n):
     "Maxima of the rows of `x` with the same `key`, one for each of `n` keys"
     lowest = x.new_full((n, x.shape[1]), -torch.inf)
-    return lowest.scatter_reduce(0, _spread(key, x), x, 'amax')
+    return lowest.scatter_reduce(0, _repeat_columns(key, x), x, 'amax')
 
 # %% ../nbs/005_subtree.ipynb #370614e6
 class SubtreeSum(nn.Module):
@@ -47,7 +47,8 @@ class SubtreeSum(nn.Module):
         above = torch.stack([h.ancestors(l)[one] for l in range(h.depth)])
         inner = above >= K
         low = torch.arange(len(parents)).expand_as(above)[inner]
-        maps = dict(group=group, inner=parents-K, low=low, high=above[inner]-K, parent=h.parent[:-1]-K)
+        high = above[inner]-K
+        maps = dict(group=group, inner=parents-K, low=low, high=high, parent=h.parent[:-1]-K)
         for name, o in maps.items(): self.register_buffer(name, o, persistent=False)
 
 # %% ../nbs/005_subtree.ipynb #0e4c2a70
@@ -91,7 +92,7 @@ def _logsumexp(self:SubtreeSum, z):
 def logsumexp(self:SubtreeSum,
     scores # of classes, `(B, K, ...)`
 ):
-    "Log-sum-exp of `scores` over the classes below each node; of log-probabilities, those of the nodes"
+    "Log-sum-exp of `scores` over the classes below each node"
     return _by_row(self._logsumexp, scores, self.n_classes)
 
 # %% ../nbs/005_subtree.ipynb #a948e562

@@ -83,7 +83,8 @@ def plot_minus_gradient(
     names = [PETS.leaves[i] for i in order]
     colors = plt.cm.viridis_r(d[order]/d.max())
     size = 3.4*len(losses), 2.2
-    _, axs = plt.subplots(1, len(losses), figsize=size, sharey=True, layout='constrained', squeeze=False)
+    _, axs = plt.subplots(1, len(losses), figsize=size, sharey=True, layout='constrained',
+                          squeeze=False)
     for ax, (name, loss) in zip(axs[0], losses.items()):
         bars = minus_gradient(loss, torch.zeros(len(d)), 0)[order]
         ax.bar(names, bars, color=colors)
@@ -109,7 +110,7 @@ def _batch(K, n=24, spread=1., dtype=torch.float32):
 
 # %% ../nbs/006_testing.ipynb #b6fdeac9
 def _check_values(make, naive, K, eps=1e-6):
-    "Assert that the losses `make(reduction=..)` and `naive` agree in value and gradient, up to `eps` of the value"
+    "Assert that `make(reduction=..)` and `naive` agree in value and gradient, up to `eps`"
     for dtype, spread in product((torch.float64, torch.float32), (1., 5.)):
         x, y = _batch(K, spread=spread, dtype=dtype)
         ours = value_and_grad(make(reduction='none'), x, y)
@@ -121,7 +122,7 @@ def _check_values(make, naive, K, eps=1e-6):
 
 # %% ../nbs/006_testing.ipynb #83a22248
 def check_finite(make, K):
-    "Assert that the loss `make` builds for `K` classes is finite at extreme scores, without labels, in half precision"
+    "Assert that the loss of `make` for `K` classes is finite, also in half precision"
     x, y = _batch(K, 16)
     mixed, low, equal = 1e4*x.round().clamp(-1, 1), torch.full((16, K), -1e4), torch.zeros(16, K)
     for extreme, n in product((mixed, low, equal), (16, 1)):
@@ -137,7 +138,7 @@ def check_finite(make, K):
 
 # %% ../nbs/006_testing.ipynb #bcb335d3
 def _check_books(make, K):
-    "Assert that the loss `make()` treats maps, ignored labels, weights and reductions as `DataLoss` does"
+    "Assert that `make()` treats maps, ignored labels, weights and reductions as `DataLoss` does"
     close = partial(torch.isclose, rtol=1e-4, atol=1e-6)
     flat, labels = _batch(K)
     x = flat.view(2, 3, 4, K).movedim(-1, 1) # two maps of 3 x 4 pixels
@@ -151,7 +152,8 @@ def _check_books(make, K):
     assert ours.shape==y.shape and (ours[y==255]==0).all(), "ignored pixels must cost nothing"
     assert close(ours.flatten()[keep], each).all(), "a map must cost what its pixels cost"
     assert close(make(ignore_index=255, reduction='sum')(x, y), each.sum()), "wrong sum"
-    assert close(make(ignore_index=255, weight=w)(x, y), (v*each).sum()/v.sum()), "wrong weighted mean"
+    weighted = make(ignore_index=255, weight=w)(x, y)
+    assert close(weighted, (v*each).sum()/v.sum()), "wrong weighted mean"
     assert close(make().activation(x).sum(1), torch.ones(1)).all(), "wrong activation"
     assert make().decodes(x).shape==y.shape, "wrong decodes"
 
@@ -161,7 +163,7 @@ def check_loss(
     naive, # cost of each sample, as a function of float64 scores and labels
     K # number of classes
 ):
-    "Assert all promises of the loss that `make(**kwargs)` builds for `K` classes, compared with its `naive` version"
+    "Assert all promises of the loss `make(**kwargs)` for `K` classes, and that it is as `naive`"
     _check_values(make, naive, K)
     check_finite(make, K)
     _check_books(make, K)

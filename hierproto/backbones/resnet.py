@@ -24,8 +24,10 @@ class _Block(nn.Module):
         stride=1 # 2 halves the image
     ):
         super().__init__()
-        self.convs = nn.Sequential(ConvLayer(ni, nf, stride=stride), ConvLayer(nf, nf, act_cls=None))
-        self.shortcut = nn.Identity() if ni==nf and stride==1 else ConvLayer(ni, nf, 1, stride=stride, act_cls=None)
+        self.convs = nn.Sequential(ConvLayer(ni, nf, stride=stride),
+                                   ConvLayer(nf, nf, act_cls=None))
+        if ni == nf and stride == 1: self.shortcut = nn.Identity()
+        else: self.shortcut = ConvLayer(ni, nf, 1, stride=stride, act_cls=None)
     def forward(self, x): return F.relu(self.convs(x)+self.shortcut(x))
 
 # %% ../../nbs/403_backbones.resnet.ipynb #79f45909
@@ -73,7 +75,8 @@ def imagenet_weights(
     try: return weights.get_state_dict(progress=False)
     except OSError as e:
         where = Path(torch.hub.get_dir())/'checkpoints'/Path(weights.url).name
-        raise OSError(f"{weights.url} could not be downloaded ({e}): pass the file as `pretrained`, put it at {where}, "
+        raise OSError(f"{weights.url} could not be downloaded ({e}): "
+                      f"pass the file as `pretrained`, put it at {where}, "
                       "or use pretrained=False") from e
 
 # %% ../../nbs/403_backbones.resnet.ipynb #8fd2bebf

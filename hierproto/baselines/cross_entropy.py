@@ -27,14 +27,12 @@ class ScoreLoss(DataLoss):
             f"{self.no_focal}, so a focal factor (gamma={gamma}) is not defined; "
             "remove `gamma`, use `weight` to balance classes, or choose another method")
 
-    def terms(self, scores, targets):
-        raise NotImplementedError("a `ScoreLoss` must define `terms(scores, targets)`")
-
 # %% ../../nbs/301_baselines.cross_entropy.ipynb #97b1decd
 @patch
 def per_item(self:ScoreLoss, scores, targets):
     if self.n_classes not in (None, scores.shape[1]):
-        raise HierarchyError(f"got scores for {scores.shape[1]} classes, the loss is for {self.n_classes}")
+        raise HierarchyError(f"got scores for {scores.shape[1]} classes, "
+                             f"the loss is for {self.n_classes}")
     x = scores.movedim(1, -1).flatten(0, -2)
     with torch.autocast(x.device.type, enabled=False):
         return self.terms(x, targets.flatten()).view(targets.shape)
@@ -53,5 +51,6 @@ class VectorLoss(ScoreLoss):
     "A `ScoreLoss` of the vectors behind the scores: `terms(z, targets)`"
     def forward(self, scores, targets):
         if not hasattr(scores, 'z'): raise TypeError(
-            f"{type(self).__name__} needs the scores as its head returned them, with the attribute `z`")
+            f"{type(self).__name__} needs the scores as its head returned them, "
+            "with the attribute `z`")
         return super().forward(scores.z, targets, scores.shape[1])

@@ -24,7 +24,8 @@ class NCMHead(PrototypeHead):
     ):
         if mean not in ('samples','batches'):
             raise ValueError(f"mean must be 'samples' or 'batches', got {mean!r}")
-        super().__init__(m, n_classes, distance=distance, init=torch.zeros, learn=False, hidden=False)
+        super().__init__(m, n_classes, distance=distance, init=torch.zeros, learn=False,
+                         hidden=False)
         self.mean = mean
         self.register_buffer('sums', torch.zeros_like(self.protos))
         self.register_buffer('counts', torch.zeros(self.n_classes, dtype=torch.long))
@@ -67,7 +68,8 @@ def forward(self:NCMHead, x):
 # %% ../../nbs/307_baselines.deep_ncm.ipynb #5a971781
 class ClassMeans(Callback):
     "Update the means of the model's `NCMHead` with every training batch"
-    run_valid,hook = False,None
+    run_valid = False
+    hook = None
     def before_train(self):
         head = find_protos(self.model)
         if not isinstance(head, NCMHead): raise TypeError(

@@ -15,7 +15,7 @@ from .cross_entropy import *
 
 # %% ../../nbs/304_baselines.emd.ipynb #ad9b679e
 class EMDLoss(ScoreLoss):
-    "Cross-entropy plus `reg` times the sum over classes of squared probabilities times cost minus `mu`"
+    "Cross-entropy plus `reg` times the sum of squared probabilities times (cost minus `mu`)"
     no_groups = None
     def __init__(self,
         D, # `Hierarchy`, `CostMatrix` or (K, K) costs, read as D[predicted, true]

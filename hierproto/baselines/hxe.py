@@ -13,15 +13,11 @@ from ..prototypes import *
 from .cross_entropy import *
 
 # %% ../../nbs/302_baselines.hxe.ipynb #2dd5e915
-def _heights(h, count):
+def _counted_heights(h, count):
     "Edges from the root to each node of `h`, or with `count='leaf'` down to its deepest leaf"
-    if count=='root': return h.levels
-    if count!='leaf': raise ValueError(f"unknown count {count!r}; choose 'root' or 'leaf'")
-    height = torch.zeros_like(h.levels)
-    for l in range(h.depth, 0, -1):
-        at = h.levels==l
-        height.scatter_reduce_(0, h.parent[at], height[at]+1, 'amax')
-    return height
+    if count == 'root': return h.levels
+    if count == 'leaf': return h.heights()
+    raise ValueError(f"unknown count {count!r}; choose 'root' or 'leaf'")
 
 # %% ../../nbs/302_baselines.hxe.ipynb #c11b1908
 class HXELoss(ScoreLoss):
@@ -39,7 +35,8 @@ class HXELoss(ScoreLoss):
         path = path.where(path >= 0, own).T # below its level, a node stays itself
         self.sums = SubtreeSum(h)
         self.register_buffer('path', path)
-        self.register_buffer('lam', (-alpha*_heights(h, count)[path[1:]]).exp())
+        height = _counted_heights(h, count)[path[1:]]
+        self.register_buffer('lam', (-alpha*height).exp())
 
     def terms(self, scores, targets):
         # only differences count, and small numbers have smaller rounding errors

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPER', 'load_results', 'pick', 'paired', 'changes', 'title', 'results_table', 'say', 'plot_bars', 'size_table',
-           'plot_sizes', 'load_history', 'confusions', 'report']
+           'plot_sizes', 'load_history', 'confusions', 'change_over_images', 'report']
 
 # %% ../../nbs/713_paper.report.ipynb #53b4d834
 import json
@@ -13,7 +13,7 @@ from html import escape
 from sklearn.metrics import confusion_matrix
 from fastcore.all import *
 from ..files import *
-from ..stats import holm, t_interval
+from ..stats import crossval_estimate, estimate, t_interval
 from .recipes import *
 
 # %% ../../nbs/713_paper.report.ipynb #e3b9cd09
@@ -111,14 +111,12 @@ def changes(
     return 100*(value - reference)/reference.mean()
 
 # %% ../../nbs/713_paper.report.ipynb #83fc075f
-def _differences(xs, d, ratio=0.):
-    "Mean of each array of differences with its interval; a star if Holm's p is below 5%"
-    res = [f'{np.mean(x):+.{d}f}' if len(x) else '' for x in xs]
-    several = [i for i,x in enumerate(xs) if len(x)>1]
-    ts = [t_interval(xs[i], ratio) for i in several]
-    for i,(_,low,high,_),p in zip(several, ts, holm([t[3] for t in ts])):
-        res[i] += f' [{low:+.{d}f}, {high:+.{d}f}]'+('*' if p<.05 else '')
-    return res
+def _difference(x, d, ratio=0.):
+    "Mean of the differences `x` with its interval, to `d` digits"
+    if not len(x): return ''
+    mean, low, high, _ = t_interval(x, ratio)
+    if len(x)<2: return f'{mean:+.{d}f}'
+    return f'{mean:+.{d}f} [{low:+.{d}f}, {high:+.{d}f}]'
 
 # %% ../../nbs/713_paper.report.ipynb #33a0139e
 _TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO',
@@ -154,7 +152,8 @@ def _columns(rows, ref, m, name, d, how, ratio):
     "Columns of the metric `m`: level, and difference to the rows `ref`"
     xs = [o[m] if len(o) else pd.Series(dtype=float) for o in rows.values()]
     best = [np.round(getattr(x, how)(), d) for x in xs]
-    diffs = _differences([np.subtract(*paired(o, ref, m)) if o is not ref else [] for o in rows.values()], d, ratio)
+    def difference(o): return _difference(np.subtract(*paired(o, ref, m)), d, ratio) if o is not ref else ''
+    diffs = [difference(o) for o in rows.values()]
     return {name: _bold([_spread(x, how, d) for x in xs], best), f'{name}, difference': diffs}
 
 # %% ../../nbs/713_paper.report.ipynb #dff80022
@@ -276,6 +275,31 @@ def confusions(
         o = np.load(_file(r, out, 'npz'))
         C = C+confusion_matrix(o['pred'], o['targ'], labels=range(len(o['vocab'])))
     return C,list(o['vocab'])
+
+# %% ../../nbs/713_paper.report.ipynb #7db672a0
+def _losses(row, out, metric):
+    "Error (er) or cost (ahc) of each test image in the run of `row`, and the true classes"
+    o = np.load(_file(row, out, 'npz'))
+    if metric=='er': return (o['pred']!=o['targ']).astype(float), o['targ']
+    return o['costs'][o['pred'], o['targ']], o['targ']
+
+# %% ../../nbs/713_paper.report.ipynb #10c79ce2
+def change_over_images(
+    a, b, # rows of two methods with predictions, from `pick`
+    metric, # er or ahc
+    out='results' # folder of the results
+):
+    "`Estimate` of the change of `metric` from `b` to `a` in percent, over seeds and test images"
+    seeds = sorted({*a.seed} & {*b.seed})
+    if len(seeds)<2: return estimate(changes(a, b, metric))
+    def losses(rows):
+        rows = rows.set_index('seed', drop=False).loc[seeds]
+        values, targets = zip(*[_losses(r, out, metric) for r in rows.itertuples()])
+        return np.stack(values), np.stack(targets)
+    (x, y), (x_b, y_b) = losses(a), losses(b)
+    if not np.array_equal(y, y_b): raise ValueError('the runs were tested on different images')
+    models = np.arange(len(seeds))[:,None].repeat(x.shape[1], 1)
+    return crossval_estimate(100*(x - x_b)/x_b.mean(), models)._replace(n=len(seeds))
 
 # %% ../../nbs/713_paper.report.ipynb #bb0b9f8b
 def _tables(df, data, base=None):

@@ -12,8 +12,8 @@ from ...images import *
 from ...digits import *
 
 # %% ../../../nbs/701_paper.data.mnist.ipynb #269b75ee
-def _pictures(path=None):
-    "MNIST as `(x, y), (x, y)` for training and testing, pictures between 0 and 1"
+def _read_mnist(path=None):
+    "MNIST as `(x, y), (x, y)` for training and testing, images between 0 and 1"
     path = Path(path) if path else untar_data(URLs.MNIST)
     parts = ('training','testing')
     sets = cached(path/'tensors_v1.pt', lambda: {o: read_classes(path/o, 1, DIGITS)[:2] for o in parts})
@@ -35,6 +35,6 @@ def mnist(
     **kwargs # for `tensor_dls`: `device`, `val_bs`, `path`
 ):
     "MNIST, 60,000 to train and 10,000 to test: `dls, hierarchy`"
-    train,test = _pictures(source)
+    train,test = _read_mnist(source)
     tfms = figure1_augment(protocol, normalize)
     return tensor_dls(train, test, DIGITS, bs=bs, batch_tfms=tfms, **kwargs), digit_costs(hierarchy)
