@@ -1,5 +1,5 @@
 "Wrong answers that a newcomer once got without an error"
-import json, re, numpy as np, pandas as pd, pytest, torch
+import csv, json, re, numpy as np, pandas as pd, pytest, torch
 from pathlib import Path
 from PIL import Image
 from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, get_image_files, noop, set_seed
@@ -319,10 +319,12 @@ def test_little_data_keeps_pretrained_features():
     assert len(sweep_recipes('digits', 'learnt', tier='cpu', runs=2))==2
 
 
-def test_no_cell_becomes_a_formula():
-    from hierproto.audit import _cell
-    assert ([_cell(o) for o in ("-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', '-', '=1')]
-            ==["'-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', "'-", "'=1"])
+def test_no_cell_becomes_a_formula(tmp_path):
+    from hierproto.files import write_text
+    cells = ["-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', '-', '=1']
+    write_text(tmp_path/'cells.csv', pd.DataFrame({'cell': cells}))
+    with open(tmp_path/'cells.csv', newline='') as f: written = [row[0] for row in csv.reader(f)]
+    assert written==['cell', "'-1+cmd|' /C calc'!A0", '-1.5e-3', '+2', "'-", "'=1"]
 
 
 def test_a_comparison_with_few_images_per_class():
