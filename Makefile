@@ -18,7 +18,7 @@ $(READY): settings.ini setup.py
 	@touch $@
 
 demo: $(READY) ## the six models of Figure 1 on scikit-learn's digits: a table, and a picture in demo/
-	$(BIN)/python -m hierproto.paper.figure1 --data digits --threads 1
+	$(BIN)/python -W ignore::FutureWarning -m hierproto.paper.figure1 --data digits --threads 1
 
 test: $(READY) ## everything that must pass: package and notebooks in step, every notebook, pytest
 	$(BIN)/python tools/test.py
