@@ -176,11 +176,19 @@ def suspects_id(r, file):
     from hierproto.paper.studies import recipe
     return recipe(r.data, 'suspects', 'cross_entropy', r.seed, share=r.share, **json.loads(r.settings))['run_id']
 
+def scales_id(r, file):
+    from hierproto.paper.studies import recipe
+    return recipe(r.data, 'scale', 'gp_disto', r.seed, **json.loads(r.settings))['run_id']
+
 def ids_digest(df): return hashlib.sha1(' '.join(df.run_id).encode()).hexdigest()
 
 # rows of a recipe that no longer exists: their ids cannot be recomputed, and stay as they are
 FROZEN = {'mnist_figure1_raw.csv': '98a6ce797aa26df696704761b06dfe160baf7fb2'}
-OTHER_IDS = {'tables.csv': table_id, 'kills.csv': kills_id, 'suspects.csv': suspects_id}
+OTHER_IDS = {
+    'tables.csv': table_id,
+    'kills.csv': kills_id,
+    'suspects.csv': suspects_id,
+    'scales.csv': scales_id}
 
 @pytest.mark.parametrize('file', files_with_ids(), ids=lambda f: f.name)
 def test_committed_rows_keep_their_ids(file):

@@ -13,7 +13,7 @@ from fastai.basics import *
 from fastai.callback.schedule import *
 from ..hierarchy import *
 from ..files import add_row, commit, finished, read_rows, versions
-from ..distortion import scale_free_distortion
+from ..distortion import scale_free_distortion, smooth_scale
 from ..prototypes import find_protos
 from ..metrics import *
 from ..inference import crm, expected_cost
@@ -22,7 +22,7 @@ from ..learner import hier_learner
 from ..body import embedder, preprocessing
 from ..images import cache_path, cached, hold_out, tensor_dls
 from ..predictions import Predictions
-from ..features import FeatureDS, train_head
+from ..features import FeatureDS, NoValidation, train_head
 from ..compare import fold_numbers
 from .data.cifar100 import cifar100
 from .data.icd10 import icd10
@@ -32,20 +32,23 @@ from .data.languages import languages
 Parts = namedtuple('Parts', 'train held test h')
 
 def in_parts(train, test, h):
-    "`Parts` of `train` and `test`, pairs of features and labels: half of `test`, at random, is held out"
+    "`Parts` of two pairs of features and labels; half of `test`, at random, is held out"
     order = torch.randperm(len(test[1]), generator=torch.Generator().manual_seed(0))
-    held,rest = order.tensor_split(2)
-    return Parts(train, *[tuple(o[i] for o in test) for i in (held,rest)], h)
+    held, rest = [tuple(o[i] for o in test) for i in order.tensor_split(2)]
+    return Parts(train, held, rest, h)
 
 # %% ../../nbs/721_paper.studies.ipynb #da5ec069
-_ARCH,_SIZE = 'tf_efficientnet_lite0',64
+_ARCH = 'tf_efficientnet_lite0'
+_SIZE = 64
 
 @torch.inference_mode()
 def image_features(x):
     "Features (N, 1280) of the images `x` (N, 3, H, W), bytes, in half precision"
-    body = embedder(_ARCH, pretrained=True, project=False).eval().to(memory_format=torch.channels_last)
+    body = embedder(_ARCH, pretrained=True, project=False).eval()
+    body = body.to(memory_format=torch.channels_last)
     prep = preprocessing(_ARCH)
-    mean,std = [tensor(prep[o])[:,None,None] for o in ('mean','std')]
+    mean, std = [tensor(prep[o])[:,None,None] for o in ('mean','std')]
+
     def features(part):
         big = F.interpolate(part.float()/255, size=_SIZE, mode='bicubic').clamp(0, 1)
         return body(((big-mean)/std).to(memory_format=torch.channels_last)).half()
@@ -53,17 +56,18 @@ def image_features(x):
 
 # %% ../../nbs/721_paper.studies.ipynb #ecd27403
 def _cifar100(per_class=250):
-    dls,h = cifar100(augment=False)
+    dls, h = cifar100(augment=False)
     sets = [(o.dataset.x, o.dataset.y) for o in dls.loaders]
     def compute(): return [image_features(x) for x,_ in sets]
     features = cached(cache_path('cifar100_vectors', _ARCH, _SIZE), compute)
-    train,test = [(f[:,None],y) for f,(_,y) in zip(features, sets)]
-    few = per_class_sample(train[1], per_class)
-    return (train[0][few],train[1][few]), test, h
+    (x,y), test = [(f[:,None], y) for f,(_,y) in zip(features, sets)]
+    few = per_class_sample(y, per_class)
+    return (x[few],y[few]), test, h
 
 def _texts(data):
-    dls,h = data()
-    return *[(o.dataset.x, o.dataset.y) for o in dls.loaders], h
+    dls, h = data()
+    train, test = [(o.dataset.x, o.dataset.y) for o in dls.loaders]
+    return train, test, h
 
 @lru_cache
 def load(
@@ -72,7 +76,10 @@ def load(
     "The `Parts` of a data set"
     return in_parts(*DATA[data]())
 
-DATA = dict(cifar100=_cifar100, icd10=partial(_texts, icd10), languages=partial(_texts, languages))
+DATA = dict(
+    cifar100=_cifar100,
+    icd10=partial(_texts, icd10),
+    languages=partial(_texts, languages))
 
 # %% ../../nbs/721_paper.studies.ipynb #b3ceeeae
 def per_class_sample(
@@ -80,7 +87,7 @@ def per_class_sample(
     n, # samples per class
     seed=0 # of the choice
 ):
-    "Indices of `n` random samples of each class, or all of them if there are fewer, in ascending order"
+    "Indices of `n` random samples of each class, all if there are fewer, in ascending order"
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     chosen = [order[y[order]==k][:n] for k in y.unique()]
     return torch.cat(chosen).sort().values
@@ -103,37 +110,40 @@ def labelled(
     seed=0 # of the choice
 ):
     "Features and labels to train on"
-    x,y = train
-    if fine is None: return x,y
+    x, y = train
+    if fine is None: return x, y
     known = per_class_sample(y, fine, seed)
-    if not up: return x[known],y[known]
+    if not up: return x[known], y[known]
     nodes = climb(h, y, up)
     nodes[known] = y[known]
-    return x,nodes
+    return x, nodes
 
 # %% ../../nbs/721_paper.studies.ipynb #f07be9c0
-class _NoValidation(Callback):
-    def before_validate(self): raise CancelValidException()
-
 HIDDEN = dict(cifar100=0, icd10=256, languages=256)
 BATCH = dict(cifar100=512, icd10=256, languages=512)
 EPOCHS = 10
 
+def _study_body(data, n_inputs):
+    "The layer in front of the embedding, if `data` has one"
+    hidden = HIDDEN[data]
+    return nn.Sequential(nn.Linear(n_inputs, hidden), nn.ReLU()) if hidden else nn.Identity()
+
 def train_study(
     r, # a recipe
-    parts # its data
+    parts, # its data
+    cbs=None # further callbacks
 ):
     "The trained `Learner` of the recipe `r`"
-    x,y = labelled(parts.train, parts.h, r['fine'], r['up'], r['seed'])
+    x, y = labelled(parts.train, parts.h, r['fine'], r['up'], r['seed'])
     set_seed(r['seed'], reproducible=True)
     bs = min(BATCH[r['data']], max(16, len(x)//16)) # 16 steps per epoch at least
     dls = tensor_dls((x,y), parts.held, parts.h.leaves, bs=bs, ds_cls=FeatureDS)
-    hidden = HIDDEN[r['data']]
-    body = nn.Sequential(nn.Linear(x.shape[-1], hidden), nn.ReLU()) if hidden else nn.Identity()
+    body = _study_body(r['data'], x.shape[-1])
     settings = {k: v for k,v in r['settings'].items() if k!='lr'}
     learn = hier_learner(dls, body, parts.h, r['method'], pretrained=False, metrics=[], **settings)
     if r['up']: learn.loss_func.allow_groups(parts.h)
-    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(EPOCHS, r['settings']['lr'], cbs=_NoValidation())
+    with learn.no_bar(), learn.no_logging():
+        learn.fit_one_cycle(EPOCHS, r['settings']['lr'], cbs=[NoValidation(), *L(cbs)])
     return learn
 
 # %% ../../nbs/721_paper.studies.ipynb #86696e6b
@@ -168,26 +178,44 @@ ACCURACY = .9
 def guarantee_facts(held, test, h):
     "What a guarantee on the pair `held` of scores and classes keeps on the pair `test`"
     rule = calibrate(*held, h, accuracy=ACCURACY, probs=False)
-    scores,y = test
+    scores, y = test
     nodes = rule(scores, probs=False)
-    right = h.ancestry()[nodes,y].float().mean().item()
-    return dict(right=right, classes=(nodes<len(h)).float().mean().item(), ahc_guarantee=h.pair_costs(nodes, y).mean().item())
+    return dict(
+        right=h.ancestry()[nodes,y].float().mean().item(),
+        classes=(nodes<len(h)).float().mean().item(),
+        ahc_guarantee=h.pair_costs(nodes, y).mean().item())
+
+def calibration_facts(scores, T, y):
+    "How honest the probabilities of `scores` are, as they are and with the temperature `T`"
+    return dict(
+        temperature=float(T),
+        nll=F.cross_entropy(scores, y).item(),
+        nll_t=F.cross_entropy(scores/T, y).item(),
+        ece=calibration_error(scores, y, probs=False).item(),
+        ece_t=calibration_error(scores/T, y, probs=False).item())
 
 def measure_study(
     learn, # trained `Learner`
     parts # its data
 ):
     "All numbers of one training"
-    (xh,yh),(x,y),h = parts.held,parts.test,parts.h
-    held,scores = class_scores(learn, xh),class_scores(learn, x)
+    h = parts.h
+    (xh,yh), (x,y) = parts.held, parts.test
+    held = class_scores(learn, xh)
+    scores = class_scores(learn, x)
     T = fit_temperature(held, yh)
+
     report = hier_report(scores, y, h)
-    calibrated = {f'{k}_t': v for k,v in answer_costs(scores/T, y, h).items() if k!='ahc'}
-    return dict(er=report['error_rate'], **answer_costs(scores, y, h), **calibrated,
-                severity=report['mistake_severity'], top5_cost=report['hier_dist_at_5'], temperature=float(T),
-                nll=F.cross_entropy(scores, y).item(), nll_t=F.cross_entropy(scores/T, y).item(),
-                ece=calibration_error(scores, y, probs=False).item(), ece_t=calibration_error(scores/T, y, probs=False).item(),
-                **guarantee_facts((held,yh), (scores,y), h), distortion=learnt_distortion(learn, h))
+    costs = answer_costs(scores, y, h)
+    costs |= {f'{k}_t': v for k,v in answer_costs(scores/T, y, h).items() if k!='ahc'}
+    return dict(
+        er=report['error_rate'],
+        **costs,
+        severity=report['mistake_severity'],
+        top5_cost=report['hier_dist_at_5'],
+        **calibration_facts(scores, T, y),
+        **guarantee_facts((held,yh), (scores,y), h),
+        distortion=learnt_distortion(learn, h))
 
 # %% ../../nbs/721_paper.studies.ipynb #24b3373c
 def learnt_distortion(learn, h):
@@ -198,11 +226,18 @@ def learnt_distortion(learn, h):
 
 # %% ../../nbs/721_paper.studies.ipynb #04357fe0
 FINE = dict(cifar100=(5,25,125), icd10=(2,5), languages=(5,25,125))
-KNOBS = dict(cross_entropy=('wd',.01,.1), learnt=('proto_lr',1.,10.), gp_disto=('proto_lr',1.,10.),
-             soft_labels=('beta',10.,30.), hxe=('alpha',.1,.5))
+KNOBS = dict(
+    cross_entropy=('wd',.01,.1),
+    learnt=('proto_lr',1.,10.),
+    gp_disto=('proto_lr',1.,10.),
+    soft_labels=('beta',10.,30.),
+    hxe=('alpha',.1,.5))
 RATES = (1e-2, 3e-2)
-FIXED = dict(cross_entropy=dict(lr=3e-3, wd=1.), learnt=dict(lr=3e-3, wd=1., proto_lr=10., proto_wd=0.),
-             gp_disto=dict(lr=3e-3, wd=1., proto_lr=10., proto_wd=0., lam=1.))
+_LEARNT = dict(lr=3e-3, wd=1., proto_lr=10., proto_wd=0.)
+FIXED = dict(
+    cross_entropy=dict(lr=3e-3, wd=1.),
+    learnt=_LEARNT,
+    gp_disto=dict(_LEARNT, lam=1.))
 
 def recipe(data, study, method, seed=0, fine=None, up=0, **settings):
     "Everything that decides a run, and its `run_id`"
@@ -213,35 +248,46 @@ def recipe(data, study, method, seed=0, fine=None, up=0, **settings):
 # %% ../../nbs/721_paper.studies.ipynb #d215cbb6
 def trials(data, method):
     "Recipes of the settings to choose from"
-    name,*values = KNOBS[method]
+    name, *values = KNOBS[method]
     more = dict(lam=10.) if method=='gp_disto' else {}
-    return [recipe(data, 'tuning', method, **{'lr': lr, name: v}, **more) for lr in RATES for v in values]
+    pairs = [{'lr': lr, name: v} for lr,v in itertools.product(RATES, values)]
+    return [recipe(data, 'tuning', method, **o, **more) for o in pairs]
 
 def results_file(data, out='results'):
     "The results file of `data`"
     return Path(out)/'studies'/f'{data}.csv'
 
+def best_settings(tried, out='results'):
+    "The settings with the lowest average cost among the recipes `tried`; None until all are done"
+    rows = read_rows(results_file(tried[0]['data'], out))
+    settings = {r['run_id']: r['settings'] for r in tried}
+    if not len(rows) or not set(settings) <= set(rows.run_id): return None
+    return settings[rows.set_index('run_id').ahc[list(settings)].idxmin()]
+
 def chosen(data, method, out='results'):
-    "The settings with the lowest average cost on a fifth of the training set; None until all trials are done"
-    if data=='cifar100': return FIXED[method]
-    rows = read_rows(results_file(data, out))
-    ids = [r['run_id'] for r in trials(data, method)]
-    if not len(rows) or not set(ids) <= set(rows.run_id): return None
-    best = rows.set_index('run_id').ahc[ids].idxmin()
-    return next(r['settings'] for r in trials(data, method) if r['run_id']==best)
+    "The settings of `method`, chosen on a fifth of the training set; None until that is done"
+    return FIXED[method] if data=='cifar100' else best_settings(trials(data, method), out)
 
 # %% ../../nbs/721_paper.studies.ipynb #4a0ac287
-LINES = {'cross_entropy': ('cross_entropy',{}), 'learnt': ('learnt',{}), 'gp_disto:lam=10': ('gp_disto',dict(lam=10.)),
-         'gp_disto:lam=1': ('gp_disto',dict(lam=1.)), 'soft_labels': ('soft_labels',{}), 'hxe': ('hxe',{})}
-FEW_LINES = dict(cifar100=('cross_entropy','learnt','gp_disto:lam=1'), languages=('cross_entropy','learnt','gp_disto:lam=10'),
-                 icd10=('cross_entropy','learnt'))
+LINES = {
+    'cross_entropy': ('cross_entropy', {}),
+    'learnt': ('learnt', {}),
+    'gp_disto:lam=10': ('gp_disto', dict(lam=10.)),
+    'gp_disto:lam=1': ('gp_disto', dict(lam=1.)),
+    'soft_labels': ('soft_labels', {}),
+    'hxe': ('hxe', {})}
+FEW_LINES = dict(
+    cifar100=('cross_entropy','learnt','gp_disto:lam=1'),
+    languages=('cross_entropy','learnt','gp_disto:lam=10'),
+    icd10=('cross_entropy','learnt'))
 
 def line(data, study, name, seeds, out='results', **kwargs):
     "Recipes of the line `name`, one per seed; none until its settings are chosen"
-    method,own = LINES[name]
+    method, own = LINES[name]
     settings = chosen(data, method, out)
     if settings is None: return []
-    return [recipe(data, study, method, s, **kwargs, **{**settings, **own}) for s in seeds]
+    settings = {**settings, **own}
+    return [recipe(data, study, method, s, **kwargs, **settings) for s in seeds]
 
 # %% ../../nbs/721_paper.studies.ipynb #7fd4e28e
 def in_turn(lines):
@@ -258,16 +304,64 @@ def methods(data, seeds, out):
     return in_turn([line(data, 'methods', o, seeds, out) for o in names])
 
 def labels(data, seeds, out):
-    "Recipes with few class labels, alone and with labels of groups; of larger groups for the middle number"
+    "Recipes with few class labels, alone and with groups; with larger groups for the middle number"
     middle = FINE[data][1]
-    cases = [(n,up) for n in FINE[data] for up in ((0,1,2) if n==middle else (0,1))]
-    return in_turn([line(data, 'labels', o, seeds, out, fine=n, up=up) for n,up in cases for o in FEW_LINES[data]])
+    cases = [(n, up) for n in FINE[data] for up in (0, 1, 2) if up<2 or n==middle]
+    lines = itertools.product(cases, FEW_LINES[data])
+    return in_turn([line(data, 'labels', o, seeds, out, fine=n, up=up) for (n,up),o in lines])
 
-STUDIES = dict(tuning=tuning, methods=methods, labels=labels)
+# %% ../../nbs/721_paper.studies.ipynb #fe051626
+NORMS = ('gp_disto','gp_disto_squared')
+SPREADS = (.3, 1.)
+NORM_RATES = dict(
+    cifar100=(1e-3, 3e-3, 1e-2),
+    icd10=(3e-3, 1e-2, 3e-2),
+    languages=(3e-3, 1e-2, 3e-2))
+
+def norm_trials(data, method):
+    "Recipes of the settings of one of `NORMS` to choose from"
+    fixed = dict(lam=1., proto_lr=10., proto_wd=0.)
+    if data=='cifar100': fixed['wd'] = FIXED['gp_disto']['wd']
+    pairs = itertools.product(NORM_RATES[data], SPREADS)
+    return [recipe(data, 'norm_tuning', method, lr=lr, init=sd, **fixed) for lr,sd in pairs]
+
+def norm_tuning(data, seeds, out):
+    "Recipes that choose the settings of the norm and of its square"
+    return [r for m in NORMS for r in norm_trials(data, m)]
+
+def norm_line(data, method, seeds, out='results'):
+    "Recipes of one of `NORMS`, one per seed; none until its settings are chosen"
+    settings = best_settings(norm_trials(data, method), out)
+    if settings is None: return []
+    return [recipe(data, 'norm', method, s, **settings) for s in seeds]
+
+def norm(data, seeds, out):
+    "Recipes that compare the norm with its square"
+    return in_turn([norm_line(data, m, seeds, out) for m in NORMS])
+
+STUDIES = dict(
+    tuning=tuning,
+    methods=methods,
+    labels=labels,
+    norm_tuning=norm_tuning,
+    norm=norm)
 
 # %% ../../nbs/721_paper.studies.ipynb #57beffa9
-COLUMNS = '''run_id data study method seed fine up settings er ahc ahc_crm ahc_node ahc_crm_t ahc_node_t severity top5_cost
-    temperature nll nll_t ece ece_t right classes ahc_guarantee distortion n_train n_test seconds commit versions'''.split()
+COLUMNS = '''run_id data study method seed fine up settings
+    er ahc ahc_crm ahc_node ahc_crm_t ahc_node_t severity top5_cost
+    temperature nll nll_t ece ece_t right classes ahc_guarantee distortion
+    n_train n_test seconds commit versions'''.split()
+
+def study_parts(r):
+    "The data of the recipe `r`; to choose settings, a fifth of the training set is the test set"
+    parts = load(r['data'])
+    if not r['study'].endswith('tuning'): return parts
+    train, valid = hold_out(*parts.train, .2)
+    return in_parts(train, valid, parts.h)
+
+def run_facts(start):
+    "What every row ends with: seconds since `start`, commit and versions"
+    return dict(seconds=round(time.time()-start, 1), commit=commit(), versions=versions())
 
 def run_study(
     r, # a recipe
@@ -276,14 +370,65 @@ def run_study(
     "Train and measure the run `r` and append its row, unless it is finished"
     path = results_file(r['data'], out)
     if r['run_id'] in finished(path): return
-    start,parts = time.time(),load(r['data'])
-    if r['study']=='tuning':
-        train,valid = hold_out(*parts.train, .2)
-        parts = in_parts(train, valid, parts.h)
+    start = time.time()
+    parts = study_parts(r)
     learn = train_study(r, parts)
-    row = dict(r, settings=json.dumps(r['settings']), **measure_study(learn, parts), n_train=len(learn.dls.train_ds),
-               n_test=len(parts.test[1]), seconds=round(time.time()-start, 1), commit=commit(), versions=versions())
-    add_row(path, row, COLUMNS)
+    sizes = dict(n_train=len(learn.dls.train_ds), n_test=len(parts.test[1]))
+    row = dict(r, settings=json.dumps(r['settings']), **measure_study(learn, parts), **sizes)
+    add_row(path, dict(row, **run_facts(start)), COLUMNS)
+
+# %% ../../nbs/721_paper.studies.ipynb #664cc013
+STARTS = ('normal','cube')
+SCALE_COLUMNS = '''run_id data init seed settings scale_start scale_first scale_highest scale_end
+    distortion ahc seconds commit versions'''.split()
+
+class ScaleByEpoch(Callback):
+    "Note the optimal scale of the prototypes before training and after each epoch"
+    def __init__(self, h): self.D = h.costs(hidden=True)
+    def before_fit(self):
+        self.scales = []
+        self.note()
+    def after_epoch(self): self.note()
+    def note(self):
+        protos = find_protos(self.learn.model).protos.detach()
+        self.scales.append(smooth_scale(protos, self.D).item())
+
+def scale_line(data, init, seeds, out='results'):
+    "Recipes that start prototypes by `init`, one per seed; none until the settings are chosen"
+    settings = chosen(data, 'gp_disto', out)
+    if settings is None: return []
+    settings = dict(settings, lam=1., init=init)
+    return [recipe(data, 'scale', 'gp_disto', s, **settings) for s in seeds]
+
+def scale_facts(r, parts):
+    "Train the recipe `r` and return its row without `run_id`"
+    recorder = ScaleByEpoch(parts.h)
+    learn = train_study(r, parts, recorder)
+    scales = recorder.scales
+    scores = class_scores(learn, parts.test[0])
+    return dict(
+        data=r['data'],
+        init=r['settings']['init'],
+        seed=r['seed'],
+        settings=json.dumps(r['settings']),
+        scale_start=scales[0],
+        scale_first=scales[1],
+        scale_highest=max(scales),
+        scale_end=scales[-1],
+        distortion=learnt_distortion(learn, parts.h),
+        ahc=average_cost(scores, parts.test[1], parts.h).item())
+
+def run_scale(r, out='results'):
+    "Train the recipe `r` and append its row to `scales.csv`, unless it is there"
+    path = Path(out)/'scales.csv'
+    if r['run_id'] in finished(path): return
+    start = time.time()
+    facts = scale_facts(r, load(r['data']))
+    add_row(path, dict(run_id=r['run_id'], **facts, **run_facts(start)), SCALE_COLUMNS)
+
+def run_scales(data, seeds, out='results'):
+    "All runs of the scale on `data`"
+    for r in in_turn([scale_line(data, o, seeds, out) for o in STARTS]): run_scale(r, out)
 
 # %% ../../nbs/721_paper.studies.ipynb #eb03e3c8
 def corrupted(
@@ -314,28 +459,32 @@ def unseen_probs(
     folds = torch.tensor(fold_numbers(y, seed))
     res = torch.empty(len(y), len(h))
     for k in folds.unique():
-        some,rest = folds==k,folds!=k
-        learn = train_head((x[rest],y[rest]), (x[some],y[some]), h.leaves, h, 'cross_entropy', seed, **settings)
-        res[some] = class_scores(learn, x[some]).softmax(1)
+        unseen = folds==k
+        parts = [(x[o],y[o]) for o in (~unseen, unseen)]
+        learn = train_head(*parts, h.leaves, h, 'cross_entropy', seed, **settings)
+        res[unseen] = class_scores(learn, x[unseen]).softmax(1)
     return res
 
 # %% ../../nbs/721_paper.studies.ipynb #5be40a8d
-SUSPECT_COLUMNS = '''run_id data seed share settings n wrong hits_10 hits_100 hits_wrong flat_10 flat_100 flat_wrong
+SUSPECT_COLUMNS = '''run_id data seed share settings n wrong
+    hits_10 hits_100 hits_wrong flat_10 flat_100 flat_wrong
     seconds commit versions'''.split()
 
 def hits(rows, bad, name):
-    "How many of the first 10, of the first 100, and of the first as many `rows` as are `bad` are really wrong"
+    "How many of the first 10, 100 and as many `rows` as there are `bad` ones are really wrong"
     sizes = {10: 10, 100: 100, 'wrong': int(bad.sum())}
     return {f'{name}_{k}': int(bad[rows[:n]].sum()) for k,n in sizes.items()}
 
 def find_wrong(parts, seed=0, share=.02, **settings):
     "How well the wrong labels are found among the training data of `parts`"
-    (x,y),h = parts.train,parts.h
-    labels,bad = corrupted(y, len(h), share, seed)
+    h = parts.h
+    x, y = parts.train
+    labels, bad = corrupted(y, len(h), share, seed)
     probs = unseen_probs(x, labels, h, seed, **settings)
     rows = Predictions(labels, h, probs=probs).suspects(len(y)).row.to_numpy()-1
     flat = probs.gather(1, labels[:,None])[:,0].argsort(stable=True)
-    return dict(n=len(y), wrong=int(bad.sum()), **hits(torch.tensor(rows), bad, 'hits'), **hits(flat, bad, 'flat'))
+    found = dict(**hits(torch.tensor(rows), bad, 'hits'), **hits(flat, bad, 'flat'))
+    return dict(n=len(y), wrong=int(bad.sum()), **found)
 
 def run_suspects(
     data, # name in `DATA`
@@ -343,20 +492,36 @@ def run_suspects(
     out='results' # folder of the results
 ):
     "Find wrong labels in `data` and append a row to `suspects.csv`, unless it is there"
-    path,settings = Path(out)/'suspects.csv',dict(FIXED['cross_entropy'], epochs=EPOCHS)
+    path = Path(out)/'suspects.csv'
+    settings = dict(FIXED['cross_entropy'], epochs=EPOCHS)
     r = recipe(data, 'suspects', 'cross_entropy', seed, share=.02, **settings)
     if r['run_id'] in finished(path): return
     start = time.time()
     found = find_wrong(load(data), seed, **settings)
-    row = dict(run_id=r['run_id'], data=data, seed=seed, share=.02, settings=json.dumps(settings), **found,
-               seconds=round(time.time()-start, 1), commit=commit(), versions=versions())
-    add_row(path, row, SUSPECT_COLUMNS)
+    row = dict(run_id=r['run_id'], data=data, seed=seed, share=.02, settings=json.dumps(settings))
+    add_row(path, dict(row, **found, **run_facts(start)), SUSPECT_COLUMNS)
+
+def run_suspects_of(data, seeds, out='results'):
+    "Find wrong labels in `data` with each of `seeds`"
+    for s in seeds: run_suspects(data, s, out)
 
 # %% ../../nbs/721_paper.studies.ipynb #242a6fe4
+def run_recipes(study, data, seeds, out='results', dry_run=False):
+    "Say how many runs of `study` on `data` are finished, and do the others"
+    recipes = STUDIES[study](data, seeds, out)
+    done = finished(results_file(data, out))
+    n = sum(r['run_id'] in done for r in recipes)
+    print(f'{study} on {data}: {len(recipes)} runs, {n} finished', flush=True)
+    if dry_run: return
+    for r in recipes: run_study(r, out)
+
+OWN_FILES = dict(suspects=run_suspects_of, scale=run_scales) # studies with other columns
+
 def main(args=None):
     "The command `python -m hierproto.paper.studies`"
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('studies', nargs='+', choices=[*STUDIES,'suspects'], help='tuning comes first: the others need what it chooses')
+    p.add_argument('studies', nargs='+', choices=[*STUDIES, *OWN_FILES],
+                   help='those ending in tuning come first: the others need what they choose')
     p.add_argument('--data', nargs='+', choices=DATA, default=list(DATA))
     p.add_argument('--seeds', type=int, default=5)
     p.add_argument('--out', default='results')
@@ -365,14 +530,8 @@ def main(args=None):
     a = p.parse_args(args)
     torch.set_num_threads(a.threads)
     for study,data in itertools.product(a.studies, a.data):
-        if study=='suspects':
-            for s in range(a.seeds): run_suspects(data, s, a.out)
-            continue
-        recipes = STUDIES[study](data, range(a.seeds), a.out)
-        done = finished(results_file(data, a.out))
-        print(f"{study} on {data}: {len(recipes)} runs, {sum(r['run_id'] in done for r in recipes)} finished", flush=True)
-        if not a.dry_run:
-            for r in recipes: run_study(r, a.out)
+        if study in STUDIES: run_recipes(study, data, range(a.seeds), a.out, a.dry_run)
+        elif not a.dry_run: OWN_FILES[study](data, range(a.seeds), a.out)
 
 # %% ../../nbs/721_paper.studies.ipynb #597f34bb
 #| eval: false
