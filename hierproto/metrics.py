@@ -297,7 +297,7 @@ def _at_k(b, c, k):
     _check_k(k, len(c))
     scores, targs = b.class_scores('hier_dist_at_k', len(c))
     top = scores.topk(k, 1).indices
-    return _stack_sums(c.pair_costs(top, targs[:,None]).double().mean(1), torch.ones(len(top)))
+    return _stack_sums(c.pair_costs(top, targs[:,None]), torch.full((len(top),), k))
 
 # %% ../nbs/202_metrics.ipynb #4a224fcd
 def hier_dist_at_k(
@@ -481,13 +481,17 @@ def _hops_of_class(h, order, z, k):
     worst = (w*(best - best.flip(0)).abs()).sum()
     return (1 - (w*(best-got).abs()).sum(1)/worst).clamp(min=0)
 
+def _rounded(x):
+    "`x` rounded to 40 bits after the point: sums of 8,192 such shares are exact in any order"
+    return (x*2**40).round()/2**40
+
 def _hops(b, c, k=None):
     scores, targs = b.class_scores('hops', len(c))
     k = len(c) if k is None else k
     _check_k(k, len(c))
     order = scores.argsort(dim=1, descending=True, stable=True)
     parts = [_hops_of_class(c, order[targs == z], z, k) for z in targs.unique()]
-    return _stack_sums(torch.cat([*parts, torch.zeros(0)]), torch.ones(len(targs)))
+    return _stack_sums(_rounded(torch.cat([*parts, torch.zeros(0)])), torch.ones(len(targs)))
 
 # %% ../nbs/202_metrics.ipynb #2240873a
 def hops(
