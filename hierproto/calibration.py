@@ -26,8 +26,12 @@ def fit_temperature(
     scores, # (n, K) scores of held-out samples
     targets, # (n,) their classes
 ):
-    "The temperature that makes the `targets` most likely under softmax(`scores`/T), between 1/50 and 50"
+    "The temperature T in [1/50, 50] that makes `targets` most likely under softmax(`scores`/T)"
     scores = scores.double()
+    shown = scores > -torch.inf
+    lowest = scores[shown].min() - math.log(2)
+    scores = scores.where(shown, lowest)
+
     def loss(log_beta): return F.cross_entropy(scores*math.exp(log_beta), targets).item()
     most = math.log(50)
     best = minimize_scalar(loss, bounds=(-most, most), method='bounded', options=dict(xatol=1e-6))
@@ -87,14 +91,17 @@ def climb(self:Climb,
 
 # %% ../nbs/204_calibration.ipynb #ec8c42e7
 def needed(rule, h, p, targets):
-    "The smallest threshold of `rule` with which the answer to each row of probabilities `p` contains its target"
+    "For each row of `p`, the smallest threshold of `rule` whose answer contains the target"
     way, P = rule.climb(p)
     inside = h.ancestry()[way, targets[:,None]]
     return P.masked_fill(inside, 0.).amax(1)
 
 # %% ../nbs/204_calibration.ipynb #2f8738d0
-def images_needed(accuracy):
+def images_needed(
+    accuracy # share of answers that must contain the true class
+):
     "The smallest number of calibration samples with which `accuracy` can be promised"
+    if not 0 < accuracy < 1: fail(f'accuracy must be between 0 and 1, got {accuracy}')
     return math.ceil(round(accuracy/(1-accuracy), 9))
 
 def conformal_quantile(
@@ -102,11 +109,16 @@ def conformal_quantile(
     accuracy=.95, # share of new samples whose value must not exceed the result
 ):
     "A number that the value of a new sample does not exceed, with probability `accuracy` or more"
-    r = math.ceil(round((len(u)+1)*accuracy, 9))
-    if r > len(u):
-        fail(f'an accuracy of {accuracy:g} needs at least {images_needed(accuracy)} samples to calibrate on, '
-             f'got {len(u)}: label more, or ask for less')
-    return torch.as_tensor(u).sort().values[r-1].item()
+    n = len(u)
+    least = images_needed(accuracy)
+    if n < least:
+        fail(f'an accuracy of {accuracy:g} needs at least {least} samples to calibrate on, '
+             f'got {n}: label more, or ask for less')
+    return torch.as_tensor(u).sort().values[_rank(n, accuracy)-1].item()
+
+def _rank(n, accuracy):
+    "The place of the quantile among `n` sorted values, counted from 1"
+    return math.ceil(round((n+1)*accuracy, 9))
 
 # %% ../nbs/204_calibration.ipynb #2ccae1ae
 def calibrate(
@@ -120,49 +132,71 @@ def calibrate(
     probs=None, # are `scores` probabilities? found out by default
 ):
     "A `Guarantee`: a rule whose answers contain the true class with probability `accuracy`"
-    if not 0 < accuracy < 1: fail(f'accuracy must be between 0 and 1, got {accuracy}')
     h = as_tree(h, 'calibrate')
-    p = as_probs(torch.as_tensor(scores), probs)
-    targets = torch.as_tensor(targets).long()
-    known = ((targets >= 0) & (targets < len(h))).nonzero()[:,0]
-    for_temperature, for_threshold = _parts(known, share, seed, accuracy)
+    p, y = _of_classes(scores, targets, h, probs)
+    first, second = _halves(len(y), share, seed, accuracy)
 
-    temperature = fit_temperature(p[for_temperature].log(), targets[for_temperature])
+    temperature = fit_temperature(p[first].log(), y[first])
     rule = Climb(h, temperature=temperature)
-    q, y = p[for_threshold], targets[for_threshold]
-    groups = rule.top[q.argmax(1)] if per_group else torch.zeros_like(y)
-    thresholds, counts = _thresholds(needed(rule, h, q, y), groups, accuracy, h, per_group)
+    p, y = p[second], y[second]
+    u = needed(rule, h, p, y)
+    groups = rule.top[p.argmax(1)]
+    find = _threshold_per_group if per_group else _threshold_for_all
+    thresholds, counts = find(u, groups, accuracy, h)
+
     rule = Climb(h, thresholds, temperature)
-    return Guarantee(h, thresholds, temperature, accuracy, counts, *_extent(rule.answers(q), h),
-                     left_out=len(targets)-len(known))
+    classes, group_size = _extent(rule.answers(p), h)
+    left_out = len(targets) - len(first) - len(second)
+    return Guarantee(h, thresholds, temperature, accuracy, counts, classes, group_size, left_out)
 
 # %% ../nbs/204_calibration.ipynb #1665826a
-def _parts(known, share, seed, accuracy):
-    "The numbers `known` in two random parts, the first with `share` of them; an error if the second is too small"
-    least = images_needed(accuracy)
-    n = round(share*len(known))
-    if n < 1 or len(known)-n < least:
-        total = max(math.ceil(least/(1-share)), least+1, math.ceil(.5/share))
-        fail(f'an accuracy of {accuracy:g} needs {total} samples to calibrate on ({share:.0%} of them choose the '
-             f'temperature, at least {least} the threshold), got {len(known)}: label more, or ask for less')
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
-    return known[order[:n]], known[order[n:]]
+def _of_classes(scores, targets, h, probs):
+    "Probabilities and labels of the samples whose label is a class of `h`"
+    p = as_probs(torch.as_tensor(scores), probs)
+    y = torch.as_tensor(targets).long()
+    if p.shape != (len(y), len(h)):
+        fail(f'scores {tuple(p.shape)} do not fit {len(y)} targets and {len(h)} classes')
+    is_class = (y >= 0) & (y < len(h))
+    return p[is_class], y[is_class]
 
-def _thresholds(u, groups, accuracy, h, per_group):
-    "One threshold for all, or for each top-level group, and the number of samples that chose it"
-    if not per_group: return [conformal_quantile(u, accuracy)], [len(u)]
-    names = [h.nodes[i][0] for i in h.ancestors(1).unique().tolist()]
+def _halves(n, share, seed, accuracy):
+    "The numbers below `n` in two random parts, the first with `share` of them"
+    if not 0 < share < 1: fail(f'share must be between 0 and 1, got {share}')
+    least = images_needed(accuracy)
+    k = round(share*n)
+    if k < 1 or n-k < least:
+        total = max(math.ceil(least/(1-share)), least+1, math.ceil(.5/share))
+        fail(f'an accuracy of {accuracy:g} needs {total} samples to calibrate on '
+             f'({share:.0%} of them choose the temperature, at least {least} the threshold), '
+             f'got {n}: label more, or ask for less')
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    return order[:k], order[k:]
+
+# %% ../nbs/204_calibration.ipynb #1e18d267
+def _threshold_for_all(u, groups, accuracy, h):
+    "One threshold for all samples, and their number, as lists"
+    return [conformal_quantile(u, accuracy)], [len(u)]
+
+def _threshold_per_group(u, groups, accuracy, h):
+    "A threshold for each top-level group, and the number of samples that chose it, as lists"
+    names = _top_names(h)
     counts = groups.bincount(minlength=len(names)).tolist()
-    few = [f'{name!r} ({n})' for name, n in zip(names, counts) if n < images_needed(accuracy)]
-    if few: fail(f'an accuracy of {accuracy:g} in each group needs {images_needed(accuracy)} samples that are '
-                 f"predicted in it, apart from those for the temperature; too few: {', '.join(few)}")
+    least = images_needed(accuracy)
+    few = [f'{name!r} ({n})' for name, n in zip(names, counts) if n < least]
+    if few:
+        fail(f'an accuracy of {accuracy:g} in each group needs {least} samples that are predicted '
+             f"in it, apart from those for the temperature; too few: {', '.join(few)}")
     return [conformal_quantile(u[groups == g], accuracy) for g in range(len(names))], counts
+
+def _top_names(h):
+    "Names of the top-level groups, in the order of `top_groups`"
+    return [h.nodes[i][0] for i in h.ancestors(1).unique().tolist()]
 
 def _extent(answers, h):
     "The share of `answers` that are classes, and the mean number of classes in the others"
     is_class = answers < len(h)
-    others = h.sizes()[answers[~is_class]].double()
-    return is_class.double().mean().item(), others.mean().item() if len(others) else 0.
+    size = h.sizes()[answers[~is_class]].double()
+    return is_class.double().mean().item(), size.mean().item() if len(size) else 0.
 
 # %% ../nbs/204_calibration.ipynb #14970683
 class Guarantee(Climb):
@@ -171,18 +205,20 @@ class Guarantee(Climb):
         h, # the `Hierarchy` of the K classes, in the order of the scores
         thresholds, # one, or one for each top-level group
         temperature, # scores are divided by it
-        accuracy, # share of answers that contain the true class, on average over calibration samples
+        accuracy, # share of right answers, on average over calibration samples
         counts, # numbers of samples that chose the thresholds
         classes, # share of answers that are classes
         group_size, # mean number of classes in the other answers
         left_out=0, # samples whose label was not a class
         probs=None # as in `Rule`
     ):
-        super().__init__(h, thresholds[0] if len(thresholds) == 1 else thresholds, temperature, probs)
-        self.facts = dict(thresholds=list(thresholds), temperature=temperature, accuracy=accuracy, counts=list(counts),
-                          classes=classes, group_size=group_size, left_out=left_out)
+        threshold = thresholds[0] if len(thresholds) == 1 else thresholds
+        super().__init__(h, threshold, temperature, probs)
+        self.facts = dict(
+            thresholds=list(thresholds), temperature=temperature, accuracy=accuracy,
+            counts=list(counts), classes=classes, group_size=group_size, left_out=left_out)
         self.fingerprint = h.fingerprint
-        self.group_names = [h.nodes[i][0] for i in h.ancestors(1).unique().tolist()]
+        self.group_names = _top_names(h)
 
 # %% ../nbs/204_calibration.ipynb #fe60c169
 @patch
@@ -190,30 +226,36 @@ def interval(self:Guarantee,
     level=.95, # probability
     i=0 # which of the thresholds
 ):
-    "Ends of the range in which the share of right answers of this model lies with probability `level`"
-    n, accuracy = self.facts['counts'][i], self.facts['accuracy']
-    r = math.ceil(round((n+1)*accuracy, 9))
-    low, high = beta(r, n+1-r).interval(level)
-    if self.facts['thresholds'][i] == 0: return beta(r, n+1-r).ppf(1-level), 1. # more are right than was asked for
-    return low, high
+    "Ends of the range of this model's share of right answers, with probability `level`"
+    n = self.facts['counts'][i]
+    r = _rank(n, self.facts['accuracy'])
+    share = beta(r, n+1-r)
+    more_than_asked = self.facts['thresholds'][i] == 0
+    return (share.ppf(1-level), 1.) if more_than_asked else share.interval(level)
+
+@patch
+def _about_part(self:Guarantee, i):
+    "What the samples behind threshold `i` say"
+    n = self.facts['counts'][i]
+    low, high = self.interval(i=i)
+    range_ = f'between {low:.1%} and {high:.1%}' if high < 1 else f'at least {low:.1%}'
+    name = f'{self.group_names[i]}, ' if len(self.facts['counts']) > 1 else ''
+    return f'{name}from {n:,} images: {range_}'
 
 @patch
 def statement(self:Guarantee):
     "What is promised, in words"
     o = self.facts
-    def about(i):
-        low, high = self.interval(i=i)
-        ends = f'between {low:.1%} and {high:.1%}' if high < 1 else f'at least {low:.1%}'
-        return f"from {o['counts'][i]:,} images: {ends}"
-    parts = [about(i) for i in range(len(o['counts']))]
-    each = len(parts) > 1
-    if each: parts = [f'{name}, {part}' for name, part in zip(self.group_names, parts)]
-    where = ' in each predicted group' if each else ''
-    left_out = f" ({o['left_out']:,} calibration images without a class were left out)" if o['left_out'] else ''
-    return (f"right for {100*o['accuracy']:.4g}% of images{where}, on average over calibration samples; "
-            f"for this model, {'; '.join(parts)}; answers with a class for {o['classes']:.0%} of images, "
-            f"with a group of {o['group_size']:.1f} classes on average otherwise; "
-            f'this holds for images like those of the calibration whose class can be named{left_out}')
+    where = ' in each predicted group' if len(o['counts']) > 1 else ''
+    parts = '; '.join(self._about_part(i) for i in range(len(o['counts'])))
+    otherwise = f", with a group of {o['group_size']:.1f} classes on average otherwise"
+    left_out = f" ({o['left_out']:,} calibration images without a class were left out)"
+    return (f"right for {100*o['accuracy']:.4g}% of images{where}, "
+            'on average over calibration samples; '
+            f'for this model, {parts}; '
+            f"answers with a class for {o['classes']:.0%} of images{otherwise*(o['classes'] < 1)}; "
+            'this holds for images like those of the calibration whose class can be named'
+            f"{left_out*(o['left_out'] > 0)}")
 
 @patch
 def __str__(self:Guarantee): return self.statement()
@@ -221,15 +263,15 @@ def __str__(self:Guarantee): return self.statement()
 # %% ../nbs/204_calibration.ipynb #85730586
 def risk_curve(
     scores, # (n, K)
-    targets, # (n,) true classes
+    targets, # (n,) labels; groups and ignored labels are left out
     h, # `Hierarchy` of the K classes
     probs=None, # as in `calibrate`
 ):
-    "Accuracy and mean specificity of `Climb` at every threshold that changes an answer, most specific first"
+    "Accuracy and mean specificity of `Climb` at every threshold that changes an answer"
     rule = Climb(h)
-    p = as_probs(scores, probs)
+    p, y = _of_classes(scores, targets, h, probs)
     way, P = rule.climb(p)
-    u = needed(rule, h, p, targets).sort().values
+    u = needed(rule, h, p, y).sort().values
 
     # a threshold at the probability of a node lifts that answer to the next node
     zero = torch.zeros(1, dtype=torch.float64)
@@ -240,7 +282,7 @@ def risk_curve(
 
 # %% ../nbs/204_calibration.ipynb #6a40678a
 def risk_area(scores, targets, h, probs=None):
-    "Area under the error of `risk_curve` (of `scores`, `targets`, `h`, `probs`) over specificity: 0 is perfect"
+    "Area under the error over specificity; arguments as in `risk_curve`. 0 is perfect"
     accuracy, spec = risk_curve(scores, targets, h, probs)
     return torch.trapezoid(1-accuracy, -spec).item()
 
@@ -249,13 +291,14 @@ def as_nodes(
     classes, # (K,) or (B, K) booleans: the classes in each set
     h, # their `Hierarchy`
 ):
-    "The fewest nodes whose classes are exactly those of each set, as a list of node numbers per set"
+    "Numbers of the fewest nodes whose classes are exactly those of each set, a list per set"
     A = h.ancestry().double()
     full = classes.double() @ A.T == A.sum(1)
     above = full[..., h.parent]
     above[..., -1] = False # the root has no parent
     out = full & ~above
-    return [row.nonzero()[:,0].tolist() for row in out] if out.ndim > 1 else out.nonzero()[:,0].tolist()
+    def numbers(row): return row.nonzero()[:,0].tolist()
+    return [numbers(row) for row in out] if out.ndim > 1 else numbers(out)
 
 # %% ../nbs/204_calibration.ipynb #61d101fd
 def conformal_sets(
@@ -265,14 +308,16 @@ def conformal_sets(
     accuracy=.95, # share of sets that must contain the true class
     probs=None, # as in `calibrate`
 ):
-    "For each sample, nodes whose classes contain the true one with probability `accuracy`, most probable first"
-    held, targets = calibration
-    p = as_probs(held, probs).double()
-    t = conformal_quantile(-p.gather(1, targets[:,None])[:,0], accuracy)
+    "Nodes that contain the true class with probability `accuracy`, the most probable first"
+    p, y = _of_classes(*calibration, h, probs)
+    of_truth = p.double().gather(1, y[:,None])[:,0]
+    t = -conformal_quantile(-of_truth, accuracy)
+
     q = as_probs(scores, probs).double()
+    best = q == q.amax(1, keepdim=True)
     P = SubtreeSum(h)(q)
-    sets = as_nodes(-q <= t, h)
-    return [sorted(s, key=lambda v: -row[v].item()) for s,row in zip(sets, P)]
+    def by_probability(nodes, row): return sorted(nodes, key=lambda v: -row[v].item())
+    return [by_probability(nodes, row) for nodes, row in zip(as_nodes((q >= t) | best, h), P)]
 
 # %% ../nbs/204_calibration.ipynb #6443b8b3
 def restrict(
@@ -281,7 +326,7 @@ def restrict(
     names, # a class or group, by name or path, or a list of them
     probs=None # are `scores` probabilities? found out by default
 ):
-    "Logarithms of the probabilities of `scores` if the answer is known to be one of `names`: -inf for all others"
+    "Log-probabilities of `scores` if the answer is known to be one of `names`, -inf for others"
     return _restricted(as_probs(scores, probs), _kept(h, names))
 
 def _restricted(p, keep):
@@ -293,7 +338,8 @@ def _restricted(p, keep):
 
 def _kept(h, names):
     "Which classes are, or lie below, one of the nodes called `names`"
-    nodes = [h.find_node(n) for n in ([names] if isinstance(names, str) else names)]
+    names = [names] if isinstance(names, str) else names
+    nodes = [h.find_node(n) for n in names]
     if not nodes: fail('no names: give at least one class or group')
     if isinstance(h, Hierarchy): return h.ancestry()[nodes].any(0)
     return torch.isin(torch.arange(len(h)), torch.tensor(nodes))
@@ -308,7 +354,8 @@ class Restrict(Rule):
         probs=None # as in `Rule`
     ):
         super().__init__(h.leaves, probs)
-        if isinstance(rule, Guarantee): warnings.warn('the guarantee is lost: its calibration images were not restricted')
+        if isinstance(rule, Guarantee):
+            warnings.warn('the guarantee is lost: its calibration images were not restricted')
         self.rule = get_rule(rule, h)
         self.groups = getattr(self.rule, 'groups', False)
         self.register_buffer('keep', _kept(h, names), persistent=False)
