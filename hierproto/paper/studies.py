@@ -17,7 +17,7 @@ from ..distortion import scale_free_distortion, smooth_scale
 from ..prototypes import find_protos
 from ..metrics import *
 from ..inference import crm, expected_cost
-from ..calibration import calibrate, fit_temperature
+from ..calibration import calibrate, fit_temperature, risk_area, risk_curve
 from ..learner import hier_learner
 from ..body import embedder, preprocessing
 from ..images import cache_path, cached, hold_out, tensor_dls
@@ -430,6 +430,37 @@ def run_scales(data, seeds, out='results'):
     "All runs of the scale on `data`"
     for r in in_turn([scale_line(data, o, seeds, out) for o in STARTS]): run_scale(r, out)
 
+# %% ../../nbs/721_paper.studies.ipynb #621cdad2
+CURVE_COLUMNS = 'run_id data method seed settings er area accuracies seconds commit versions'.split()
+SPECIFICITIES = [round(1 - i/20, 2) for i in range(21)]
+
+def curve_facts(scores, y, h):
+    "Error rate, area above the curve, and the accuracies at `SPECIFICITIES`, for `scores` of the classes `y`"
+    accuracy, specificity = risk_curve(scores, y, h, probs=False)
+    rising = accuracy.flip(0), specificity.flip(0) # as `interp` needs it
+    at = np.interp(SPECIFICITIES, rising[1], rising[0])
+    area = risk_area(scores, y, h, probs=False)
+    return dict(er=error_rate(scores, y).item(), area=area,
+                accuracies=json.dumps([round(a, 4) for a in at]))
+
+def run_curve(r, out='results'):
+    "Train the recipe `r` and append its row to `curves.csv`, unless it is there"
+    path = Path(out)/'curves.csv'
+    if r['run_id'] in finished(path): return
+    start = time.time()
+    parts = load(r['data'])
+    learn = train_study(r, parts)
+    x, y = parts.test
+    facts = curve_facts(class_scores(learn, x), y, parts.h)
+    row = {k: r[k] for k in ('run_id','data','method','seed')}
+    add_row(path, dict(row, settings=json.dumps(r['settings']), **facts, **run_facts(start)),
+            CURVE_COLUMNS)
+
+def run_curves(data, seeds, out='results'):
+    "All curves of `data`"
+    lines = [line(data, 'curves', o, seeds, out) for o in FEW_LINES[data]]
+    for r in in_turn(lines): run_curve(r, out)
+
 # %% ../../nbs/721_paper.studies.ipynb #eb03e3c8
 def corrupted(
     y, # class numbers (N,)
@@ -515,7 +546,8 @@ def run_recipes(study, data, seeds, out='results', dry_run=False):
     if dry_run: return
     for r in recipes: run_study(r, out)
 
-OWN_FILES = dict(suspects=run_suspects_of, scale=run_scales) # studies with other columns
+# studies with other columns
+OWN_FILES = dict(suspects=run_suspects_of, scale=run_scales, curves=run_curves)
 
 def main(args=None):
     "The command `python -m hierproto.paper.studies`"
