@@ -180,6 +180,10 @@ def scales_id(r, file):
     from hierproto.paper.studies import recipe
     return recipe(r.data, 'scale', 'gp_disto', r.seed, **json.loads(r.settings))['run_id']
 
+def curves_id(r, file):
+    from hierproto.paper.studies import recipe
+    return recipe(r.data, 'curves', r.method, r.seed, **json.loads(r.settings))['run_id']
+
 def ids_digest(df): return hashlib.sha1(' '.join(df.run_id).encode()).hexdigest()
 
 # rows of a recipe that no longer exists: their ids cannot be recomputed, and stay as they are
@@ -188,7 +192,8 @@ OTHER_IDS = {
     'tables.csv': table_id,
     'kills.csv': kills_id,
     'suspects.csv': suspects_id,
-    'scales.csv': scales_id}
+    'scales.csv': scales_id,
+    'curves.csv': curves_id}
 
 @pytest.mark.parametrize('file', files_with_ids(), ids=lambda f: f.name)
 def test_committed_rows_keep_their_ids(file):

@@ -279,7 +279,7 @@ LINES = {
 FEW_LINES = dict(
     cifar100=('cross_entropy','learnt','gp_disto:lam=1'),
     languages=('cross_entropy','learnt','gp_disto:lam=10'),
-    icd10=('cross_entropy','learnt'))
+    icd10=('cross_entropy','learnt','gp_disto:lam=10'))
 
 def line(data, study, name, seeds, out='results', **kwargs):
     "Recipes of the line `name`, one per seed; none until its settings are chosen"
