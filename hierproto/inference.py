@@ -29,7 +29,7 @@ def argmax_rule(
 # %% ../nbs/203_inference.ipynb #6b128f5d
 def expected_cost(
     scores, # (B, K[, H, W]) scores or probabilities
-    D, # a Hierarchy, CostMatrix or (K, K) costs D[answer, true]; a tensor may have any answers as rows
+    D, # a Hierarchy, CostMatrix or costs D[answer, true] (answers, K)
     vocab=None, # names of the columns of `scores`, or DataLoaders; a named `D` is put in this order
     probs=None # are `scores` probabilities? found out by default, see `as_probs`
 ):
@@ -41,21 +41,24 @@ def expected_cost(
 
 def _risk(p, D):
     "Expected cost of each row of `D` under the probabilities `p`"
-    with torch.autocast(p.device.type, enabled=False): return (p.movedim(1,-1) @ D.to(p).T).movedim(-1,1)
+    with torch.autocast(p.device.type, enabled=False):
+        risk = p.movedim(1,-1) @ D.to(p).T
+    return risk.movedim(-1,1)
 
 # %% ../nbs/203_inference.ipynb #48ba93e8
 def crm(scores, D, vocab=None, probs=None):
-    "The answer with the least expected cost; `scores`, `D`, `vocab` and `probs` as in `expected_cost`"
+    "The answer with the least expected cost; arguments as in `expected_cost`"
     return expected_cost(scores, D, vocab, probs).argmin(1)
 
 # %% ../nbs/203_inference.ipynb #2bcf8040
 def subtree_probs(scores, h, vocab=None, probs=None):
-    "Probability of every node of `h`, (B, n_nodes[, H, W]); `scores`, `vocab` and `probs` as in `expected_cost`"
-    return SubtreeSum(align_costs(h, vocab)).to(scores.device)(as_probs(scores, probs))
+    "Probability of every node of `h`, (B, n_nodes[, H, W]); arguments as in `expected_cost`"
+    sums = SubtreeSum(align_costs(h, vocab)).to(scores.device)
+    return sums(as_probs(scores, probs))
 
 # %% ../nbs/203_inference.ipynb #9994163b
 class Rule(nn.Module):
-    "A decision rule as a module: from scores or probabilities to numbers of nodes, by way of `answers`"
+    "A decision rule as a module: from scores or probabilities to numbers of nodes"
     groups = False # may it answer with groups?
     def __init__(self,
         leaves=None, # names of the classes, in the order of the scores
@@ -70,7 +73,7 @@ class Rule(nn.Module):
 
 # %% ../nbs/203_inference.ipynb #a18131b7
 class BackOff(Rule):
-    "The number of the smallest node of `h` with probability `threshold`: a class (below K), or a group"
+    "The smallest node of `h` with probability `threshold`: a class (below K), or a group"
     groups = True
     def __init__(self,
         h, # the Hierarchy of the K classes
@@ -91,23 +94,24 @@ def answers(self:BackOff,
 ):
     "Numbers of nodes"
     P = self.sums(p)
+    largest = self.size[-1] # of the root
     size = self.size.view(1, -1, *[1]*(P.ndim-2))
-    K = self.size[-1]
-    enough = (P >= self.threshold) | (size == K)
-    smallest = size.where(enough, K).amin(1, keepdim=True)
-    candidates = enough & (size == smallest)
-    return P.where(candidates, -1.).argmax(1)
+
+    is_enough = (P >= self.threshold) | (size == largest)
+    smallest = size.where(is_enough, largest).amin(1, keepdim=True)
+    is_candidate = is_enough & (size == smallest)
+    return P.where(is_candidate, -1.).argmax(1)
 
 # %% ../nbs/203_inference.ipynb #81b91d73
 def back_off(scores, h, threshold=.5, vocab=None, probs=None):
-    "The smallest node of `h` with probability `threshold` or more; `scores`, `vocab` and `probs` as in `expected_cost`"
+    "The smallest node of `h` with probability `threshold`; other arguments as in `expected_cost`"
     return BackOff(h, threshold, vocab).to(scores.device)(scores, probs)
 
 # %% ../nbs/203_inference.ipynb #cd3ec106
 def node_crm(
     scores, # (B, K[, H, W]) scores or probabilities
     h, # the Hierarchy of the K classes
-    costs=None, # (n_nodes, K) costs of answering a node when a class is true; path lengths by default
+    costs=None, # (n_nodes, K), of answering a node when a class is true; path lengths by default
     vocab=None, # as in `expected_cost`; the columns of `costs` have this order, too
     probs=None # as in `expected_cost`
 ):
@@ -115,7 +119,9 @@ def node_crm(
     h = as_tree(align_costs(h, vocab), 'node_crm')
     if costs is None: costs = h.pair_costs(torch.arange(h.n_nodes)[:,None], torch.arange(len(h)))
     shape = h.n_nodes, len(h)
-    if costs.shape != shape: raise HierarchyError(f'costs must be of shape {shape}, nodes by classes, got {tuple(costs.shape)}')
+    if costs.shape != shape:
+        raise HierarchyError(f'costs must be of shape {shape}, nodes by classes, '
+                             f'got {tuple(costs.shape)}')
     return expected_cost(scores, costs, probs=probs).argmin(1)
 
 # %% ../nbs/203_inference.ipynb #291dec2e
@@ -127,11 +133,15 @@ def trade_off(
     probs=None # as in `expected_cost`
 ):
     "Accuracy, mean level and mean cost of the answers of `back_off` at each of the `thresholds`"
-    p,z,A = as_probs(scores, probs).cpu(),torch.as_tensor(targets).cpu().long(),h.ancestry()
+    p = as_probs(scores, probs).cpu()
+    y = torch.as_tensor(targets).cpu().long()
+    inside = h.ancestry()
     def row(t):
         node = back_off(p, h, t, probs=True)
-        parts = dict(accuracy=A[node,z], level=h.levels[node], cost=h.pair_costs(node, z), classes=node < len(h))
-        return dict(threshold=t, **{k: v.float().mean().item() for k,v in parts.items()})
+        is_class = node < len(h)
+        parts = dict(accuracy=inside[node,y], level=h.levels[node], cost=h.pair_costs(node, y),
+                     classes=is_class)
+        return dict(threshold=t, **{k: v.float().mean().item() for k, v in parts.items()})
     return pd.DataFrame([row(t) for t in thresholds])
 
 # %% ../nbs/203_inference.ipynb #7902efeb
@@ -157,7 +167,9 @@ class Decide(nn.Module):
     "`model` followed by a decision `rule`, which takes its output for scores"
     def __init__(self, model, rule=argmax_rule):
         super().__init__()
-        self.model, self.rule = model, scores_only(rule)
+        self.model = model
+        self.rule = scores_only(rule)
+
     def forward(self, *args):
         "The answers of `rule` to the scores of `model`"
         return self.rule(self.model(*args))
@@ -165,11 +177,12 @@ class Decide(nn.Module):
 # %% ../nbs/203_inference.ipynb #7a7dfd08
 class ClassPath(list):
     "Pairs of name and probability, from the largest group down to the answer"
-    def __repr__(self): return ' > '.join(f'{n} {p:.0%}' for n,p in self) or 'anything'
+    def __repr__(self): return ' > '.join(f'{n} {p:.0%}' for n, p in self) or 'anything'
+
     @property
     def names(self):
         "The names without probabilities"
-        return [n for n,_ in self]
+        return [n for n, _ in self]
 
 # %% ../nbs/203_inference.ipynb #f4146ad4
 RULES = dict(
@@ -202,12 +215,13 @@ def _align_partial(rule, h):
 def _check_order(rule, h):
     "Refuse a rule whose classes have another order than those of `h`"
     names = getattr(rule, 'leaves', None)
-    if names and names != getattr(h, 'leaves', names): raise HierarchyError(
-        'this rule has the classes in another order: pass the vocabulary too, as in `CRM(h, dls.vocab)`')
+    if not names or names == getattr(h, 'leaves', names): return
+    raise HierarchyError('this rule has the classes in another order: '
+                         'pass the vocabulary too, as in `CRM(h, dls.vocab)`')
 
 # %% ../nbs/203_inference.ipynb #e8387472
-def _path(h, node, q):
-    "The path to `node` with the probabilities `q`"
+def _path_to(node, h, q):
+    "The path to the `node` of `h` with the probabilities `q` of all nodes"
     path = ClassPath()
     while h.levels[node] > 0:
         path.insert(0, (h.nodes[node][-1], q[node].item()))
@@ -218,16 +232,17 @@ def _path(h, node, q):
 def class_path(
     scores, # (K,) scores of one sample, or (B, K) for a list of answers
     h, # the Hierarchy of the K classes
-    rule='argmax', # 'argmax', 'crm', 'back_off', or a function from scores (or log-probabilities) to numbers of nodes
-    vocab=None, probs=None
+    rule='argmax', # name in `RULES`, or a function from scores to numbers of nodes
+    vocab=None, # as in `expected_cost`
+    probs=None # as in `expected_cost`; the rule then gets log-probabilities
 ):
-    "The answer of `rule` in its groups, with probabilities; `vocab` and `probs` as in `expected_cost`"
+    "The answer of `rule` in its groups, with probabilities"
     if scores.ndim == 1: return class_path(scores[None], h, rule, vocab, probs)[0]
     h = align_costs(h, vocab)
     p = as_probs(scores, probs).cpu()
     P = subtree_probs(p, h, probs=True)
     answers = get_rule(rule, h)(scores.cpu() if probs is False else p.log())
-    return [_path(h, node, q) for node, q in zip(answers.tolist(), P)]
+    return [_path_to(node, h, q) for node, q in zip(answers.tolist(), P)]
 
 # %% ../nbs/203_inference.ipynb #e61fa52e
 def predict_path(
@@ -242,12 +257,25 @@ def predict_path(
         raise HierarchyError("`threshold` is for the rule 'back_off': leave `rule` out")
     own = getattr(learn, 'hierarchy', None)
     h = align_costs(as_tree(h or own, 'predict_path'), learn.dls)
-    if isinstance(own, Hierarchy) and (sorted(own.leaves) != sorted(h.leaves) or own.align(h.leaves) != h):
-        warnings.warn(f'this tree ({h.fingerprint}) is not the one the Learner was trained with ({own.fingerprint})')
-    items = item.to_frame().T.infer_objects() if hasattr(item, 'to_frame') else [item] # a row of a table, as in fastai
-    with learn.no_bar(): scores = learn.get_preds(dl=learn.dls.test_dl(items, num_workers=0), act=noop)[0]
-    rule = rule or getattr(learn, 'rule', 'argmax') if threshold is None else BackOff(h, threshold)
+    _warn_other_tree(h, own)
+    is_row = hasattr(item, 'to_frame') # of a table, as in fastai
+    items = item.to_frame().T.infer_objects() if is_row else [item]
+    scores = _scores_of(learn, learn.dls.test_dl(items, num_workers=0))
+    own_rule = getattr(learn, 'rule', 'argmax')
+    rule = rule or own_rule if threshold is None else BackOff(h, threshold)
     return class_path(scores[0], h, rule, probs=False)
+
+def _scores_of(learn, dl):
+    "Scores of `learn` for all samples of `dl`"
+    with learn.no_bar(): return learn.get_preds(dl=dl, act=noop)[0]
+
+def _warn_other_tree(h, own):
+    "Warn if `h` is not the tree `own` of a Learner, in whatever order"
+    if not isinstance(own, Hierarchy): return
+    has_same_classes = sorted(own.leaves) == sorted(h.leaves)
+    if has_same_classes and own.align(h.leaves) == h: return
+    warnings.warn(f'this tree ({h.fingerprint}) is not the one '
+                  f'the Learner was trained with ({own.fingerprint})', stacklevel=3)
 
 # %% ../nbs/203_inference.ipynb #df49cbf1
 Learner.predict_path = predict_path
@@ -260,9 +288,10 @@ def answers(self:Learner,
 ):
     "Names of the answers to `items`: classes, or groups if the rule answers with groups"
     h = align_costs(getattr(self, 'hierarchy', None), self.dls)
-    if not isinstance(h, Costs): raise HierarchyError('`answers` needs `learn.hierarchy`: set it to a tree or costs')
+    if not isinstance(h, Costs):
+        raise HierarchyError('`answers` needs `learn.hierarchy`: set it to a tree or costs')
     dl = self.dls.valid if items is None else self.dls.test_dl(items, num_workers=0)
-    with self.no_bar(): scores = self.get_preds(dl=dl, act=noop)[0]
+    scores = _scores_of(self, dl)
     rule = get_rule(rule or getattr(self, 'rule', 'argmax'), h)
     names = h.node_names()
     if isinstance(h, Hierarchy): names[-1] = 'anything' # the root
