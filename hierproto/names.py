@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HierarchyError', 'fail', 'quoted', 'tidy_name', 'is_missing', 'as_name', 'unique_names', 'joined', 'trim_cells',
-           'look', 'lookalikes', 'warn_lookalikes', 'nearest_names']
+           'find_class', 'look', 'lookalikes', 'warn_lookalikes', 'nearest_names']
 
 # %% ../nbs/002_names.ipynb #c2b515d6
 import difflib, re, unicodedata, warnings
@@ -92,6 +92,17 @@ def trim_cells(
     n = len(cells)
     while n and (is_missing(cells[n-1]) or cells[n-1] == ''): n -= 1
     return cells[:n]
+
+# %% ../nbs/002_names.ipynb #537d061c
+def find_class(
+    folders, # names, outermost first
+    index=None # what each class stands for, by name; without it, the last of `folders` is returned
+):
+    "The class that the names `folders` stand for; None if there is none"
+    if index is None: return folders[-1] if folders else None
+    names = [tidy_name(o) for o in folders]
+    ends = ('/'.join(names[a:b]) for b in range(len(names), 0, -1) for a in range(b))
+    return next((index[o] for o in ends if o in index), None)
 
 # %% ../nbs/002_names.ipynb #c5fef77c
 _SHAPES = str.maketrans(

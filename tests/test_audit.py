@@ -177,3 +177,38 @@ def test_wrong_labels_are_suspected_first():
     labels[bad] = (y[bad]+6) % 12
     found = Predictions(labels, tree, probs=P).suspects(20)
     assert {*(found.row-1)} == {*bad}
+
+
+def test_every_new_confusion_is_shown_even_if_others_change_more():
+    "Twenty pairs of classes change more than the one that is new"
+    n = 21
+    h = Hierarchy.from_paths([('g', f'c{k}') for k in range(n + 1)])
+    targets = torch.arange(n).repeat_interleave(9)
+    wrong = (targets + 1) % n
+    first = torch.arange(n*9) % 9 == 0
+    before = Predictions(targets, h, preds=torch.where(first, wrong, targets))
+    now = torch.where(first, wrong, wrong)
+    now[-1] = n
+    page = html_report(Predictions(targets, h, preds=now), fit=False, against=(before, 'old.csv'))
+    assert 'Confusions that only these predictions have' in page
+
+
+def test_tables_of_an_earlier_audit_do_not_stay(tmp_path):
+    y, P = softmax_rows()
+    files = [f'{i}.png' for i in range(len(y))]
+    f = table(tmp_path, P, y, file=files, camera=['a', 'b']*(len(y)//2))
+    tree.to_csv(tmp_path/'tree.csv')
+    out = tmp_path/'out'
+    audit(f, tmp_path/'tree.csv', out, against=f, shuffles=0)
+    assert (out/'by_class.csv').exists() and (out/'slices.csv').exists()
+    plain = table(tmp_path, P, y, 'plain.csv')
+    audit(plain, tmp_path/'tree.csv', out, shuffles=0, force=True)
+    names = sorted(o.name for o in out.iterdir())
+    assert names == ['intervals.csv', 'mistakes.csv', 'report.html', 'suspects.csv', 'table.csv']
+
+
+def test_an_empty_cell_is_no_group(tmp_path):
+    y, P = softmax_rows()
+    f = table(tmp_path, P, y, patient=['p1', '']*(len(y)//2))
+    with pytest.raises(HierarchyError, match="row 2: the cell is empty .column 'patient'"):
+        read_predictions(f, tree, groups='patient')
