@@ -294,22 +294,28 @@ def fit(
 @command
 def predict(
     model:Model,           # folder written by hierproto_fit or `save_classifier`
-    images:list[Text],     # images, folders, patterns ('new/*.jpg'), CSV files with a column file
+    images:list[Text],     # images, folders, patterns ('new/*.jpg'), tables with a column file
     rule:Literal['argmax','crm','back_off']|None=None, # likeliest class, least cost, or a group
     threshold:Annotated[float, between(0, 1)]|None=None, # least probability of back_off's answers
     only:Text='',          # a class, a group, or a file with a name per line: no other answers
     top:Annotated[int, between(0, 10**6)]=0,           # likeliest classes to print as well
     out:Text='',           # a .csv or .jsonl file for hierproto_audit, instead of printing
     bs:Annotated[int, between(1, 10**5)]=64,           # images at a time
+    ray:bool=False,        # on the workers of Ray; --out is a .csv, or a folder for Parquet files
+    workers:Annotated[int, between(0, 10**5)]=0, # of a Ray on this machine; 0 joins the running one
     force:bool=False       # overwrite the file of --out
 ):
     "Name what is in images: the path of classes with probabilities, one line per image"
     if threshold is not None and rule in ('argmax','crm'):
         raise OptionError(f'--threshold needs --rule back_off, got --rule {rule}')
+    if workers and not ray: raise OptionError('--workers needs --ray')
+    if ray and (not out or Path(out).suffix not in ('','.csv')):
+        raise OptionError(f'--ray needs --out, a .csv file or a folder, got {out!r}')
     if not out: return
-    if not out.endswith(('.csv','.jsonl')):
+    if not ray and not out.endswith(('.csv','.jsonl')):
         raise OptionError(f'--out must end in .csv or .jsonl, got {out!r}')
     if top: raise OptionError('--top is for printed answers: a file has all probabilities')
+    if ray and Path(out).is_dir(): return # an interrupted command continues
     if Path(out).exists() and not force:
         raise OptionError(f'{out} exists: choose another --out, or --force')
 

@@ -18,6 +18,7 @@ from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import *
 from .hierarchy import quoted
 from .files import write_whole
+from .shards import map_tasks, read_shard, shard_facts, write_shard
 from .body import *
 from .callbacks import ProtoWatch
 from .learner import hier_learner
@@ -36,6 +37,7 @@ def _file_split(folder, t):
 
 def _folder_splits(path, valid_pct, seed, h=None, subset=False):
     "`splits, vocab` of the images below the folder `path`"
+    path = Path(path).expanduser().absolute() # workers of Ray start in other folders
     t = image_table(path, h)
     if subset:
         h = check_classes(t, h, True, 1)
@@ -43,7 +45,7 @@ def _folder_splits(path, valid_pct, seed, h=None, subset=False):
     t['y'], vocab = _numbers(t, h)
     if t.split.isna().all(): t['split'] = np.where(hold_back(t.label, valid_pct, seed), 'valid', 'train')
     parts = [s for s in ('train','valid','test') if s in {*t.split}]
-    return {s: _file_split(Path(path).expanduser(), t[t.split == s]) for s in parts}, vocab
+    return {s: _file_split(path, t[t.split == s]) for s in parts}, vocab
 
 # %% ../nbs/503_features.ipynb #441eaa5b
 def _numbers(t, h):
@@ -124,10 +126,10 @@ def _forward(body, x, prep, flip, device):
     return torch.stack([body(o) for o in ([x, x.flip(-1)] if flip else [x])], 1).half().cpu()
 
 # %% ../nbs/503_features.ipynb #388524ea
-def _jobs(splits, folder):
-    "Name of the split, numbers of the images, and file in `folder` of each batch"
-    return [(s, range(len(o.y))[i:i+64], folder/f'{s}_{i:07d}.safetensors')
-            for s,o in splits.items() for i in range(0, len(o.y), 64)]
+def _jobs(splits, folder, n=64, ending='safetensors'):
+    "Name of the split, numbers of the images, and file in `folder` of each `n` images"
+    return [(s, range(len(o.y))[i:i+n], folder/f'{s}_{i:09d}.{ending}')
+            for s,o in splits.items() for i in range(0, len(o.y), n)]
 
 # %% ../nbs/503_features.ipynb #61ac6b70
 def _digest_of(text, tensors): return digest(text, *(o for pair in sorted(tensors.items()) for o in pair))
@@ -166,14 +168,52 @@ def _extract(body, splits, jobs, meta, progress):
     for (s,_,file),x,ok in progress_bar(batches) if progress and todo else batches:
         _write(file, dict(x=_forward(body, x, prep, meta['flip'] and s == 'train', device)[ok], ok=ok))
 
+# %% ../nbs/503_features.ipynb #6819d9c5
+class _Extractor:
+    "What a worker of Ray does: the features of a shard, with the network in its memory"
+    def __init__(self, body, splits, meta):
+        self.device = default_device()
+        self.body = body.to(self.device)
+        self.splits, self.meta = splits, meta
+
+    def batch(self, split, idx):
+        "Features of the readable images `idx`, and which of them are readable"
+        _, x, ok = _read_job(self.splits, self.meta['prep'], (split, idx, None))
+        flip = self.meta['flip'] and split == 'train'
+        return _forward(self.body, x, self.meta['prep'], flip, self.device)[ok], ok
+
+    def __call__(self, task):
+        if read_shard(task['file']): return
+        numbers = range(task['start'], task['stop'])
+        parts = [self.batch(task['split'], idx) for idx in chunked(numbers, 64)]
+        x, ok = map(torch.cat, zip(*parts))
+        names = np.array(self.splits[task['split']].names, dtype=object)[numbers]
+        columns = dict(file=names[ok.numpy()].tolist(), features=x.flatten(1).numpy())
+        write_shard(task['file'], columns, dict(ok=ok.tolist(), views=x.shape[1]))
+
+def _extract_on_ray(body, splits, jobs, meta, workers=0):
+    "Write the features of the `jobs` on the workers of Ray"
+    tasks = [dict(split=s, start=idx[0], stop=idx[-1]+1, file=str(file)) for s,idx,file in jobs]
+    todo = [o for o in tasks if not read_shard(o['file'])]
+    map_tasks(partial(_Extractor, body, splits, meta), todo, workers)
+
+def _part(file):
+    "The features in the `file` of a job, and which of its images were readable"
+    if file.suffix != '.parquet':
+        tensors = load_file(file)
+        return tensors['x'], tensors['ok']
+    facts = shard_facts(file)
+    x = torch.tensor(read_shard(file)['features'])
+    return x.unflatten(1, (facts['views'], -1)), tensor(facts['ok'])
+
 # %% ../nbs/503_features.ipynb #208e6a93
 def _join(jobs, splits, meta):
     "Tensors and `meta` from the files of the `jobs`; unreadable images are left out"
     tensors, meta = {}, {**meta, 'names':{}, 'unreadable':[]}
     for s,split in splits.items():
-        parts = [load_file(f) for t,_,f in jobs if t == s]
+        parts = [_part(f) for t,_,f in jobs if t == s]
         names = np.array(split.names, dtype=object)
-        x, ok = (torch.cat([o[k] for o in parts]) for k in ('x','ok'))
+        x, ok = map(torch.cat, zip(*parts))
         if not ok.any(): raise FileNotFoundError(f'none of the {len(ok)} images can be read, such as {names[0]}')
         tensors[f'{s}.x'], tensors[f'{s}.y'] = x, split.y[ok]
         meta['names'][s] = names[ok.numpy()].tolist()
@@ -244,12 +284,21 @@ def _stored(file, key):
     found = _read(file)
     return found if found and found[1]['key'] == key else None
 
-def _compute(file, body, splits, meta, progress):
-    "Tensors and `meta` of the features of `splits`, which are also written to `file`, batch by batch"
-    folder = file.with_name(f"{file.name}.{meta['key']}.batches")
-    jobs = _jobs(splits, folder)
-    try:
+def _extracted(folder, body, splits, meta, progress, engine=None, workers=0):
+    "The jobs for the features of `splits`, after all of them have written their files to `folder`"
+    if engine:
+        jobs = _jobs(splits, folder, 1024, 'parquet')
+        _extract_on_ray(body, splits, jobs, meta, workers)
+    else:
+        jobs = _jobs(splits, folder)
         _extract(body, splits, jobs, meta, progress)
+    return jobs
+
+def _compute(file, body, splits, meta, *args):
+    "Tensors and `meta` of the features of `splits`, which are also written to `file`, batch by batch"
+    folder = file.absolute().with_name(f"{file.name}.{meta['key']}.batches")
+    try:
+        jobs = _extracted(folder, body, splits, meta, *args)
         found = _join(jobs, splits, meta)
     except FileNotFoundError: # another process may have finished the same file and removed the folder
         found = _stored(file, meta['key'])
@@ -273,15 +322,19 @@ def features(
     seed=0, # of the held-out share
     file=None, # where to store the features; in fastai's data folder by default
     progress=True, # show a progress bar?
+    engine=None, # 'ray' computes on the workers of Ray
+    workers=0, # of a Ray on this machine; 0 joins the running cluster
     **kwargs
 ):
     "`DataLoaders` of the features of all images in `source`; computed once, then read from a file"
+    if engine not in (None,'ray'): raise ValueError(f"engine must be None or 'ray', got {engine!r}")
     body = _body(arch, pretrained, weights)
     splits, vocab = _splits(source, valid_pct, seed, h, subset)
     meta = _record(body, splits, vocab, size, flip)
     meta['made_by'] = dict(pretrained=pretrained, weights=str(weights) if isinstance(weights, (str,Path)) else None)
     file = Path(file) if file else cache_path('features', meta['key']).with_suffix('.safetensors')
-    found = _stored(file, meta['key']) or _compute(file, body, splits, meta, progress)
+    found = _stored(file, meta['key'])
+    if not found: found = _compute(file, body, splits, meta, progress, engine, workers)
     return _feature_dls(*found, **kwargs)
 
 # %% ../nbs/503_features.ipynb #a7a3ad7b

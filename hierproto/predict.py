@@ -6,6 +6,7 @@
 __all__ = ['predict']
 
 # %% ../nbs/507_predict.ipynb #36d1c46e
+import shutil
 from fastai.basics import *
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
@@ -14,39 +15,66 @@ from .files import plain, write_text
 from .saving import *
 from .audit import *
 from .audit import answer_rows
-from .images import ImageError, image_files
+from .images import ImageError, digest, file_digests, image_files
+from .shards import *
 
 # %% ../nbs/507_predict.ipynb #7ada9b72
 def _place(f, folder):
     "The file `f` of a list in `folder`: relative to the current folder, or to that of the list"
-    here,there = Path(f),folder/f
+    here = Path(f)
+    there = folder/f
     if here.is_file() and there.is_file() and not here.samefile(there):
-        raise ImageError(f'{f}: both {here.absolute()} and {there.absolute()} exist: use absolute paths')
+        both = f'{here.absolute()} and {there.absolute()}'
+        raise ImageError(f'{f}: both {both} exist: use absolute paths')
     return f if here.is_file() else there
 
 def _written(f, folder):
     "The name `f` of a file in a table, without the apostrophe that keeps it from being a formula"
     plain_name = re.sub("^'(?='*[=+@-])", '', f)
-    return f if f==plain_name or Path(f).is_file() or (folder/f).is_file() else plain_name
+    exists = Path(f).is_file() or (folder/f).is_file()
+    return f if f == plain_name or exists else plain_name
+
+def _read_table(file):
+    "The CSV or Parquet `file` as a DataFrame with a column `file`"
+    if str(file).lower().endswith('.parquet'):
+        columns = read_shard(file)
+        if columns is None: raise ImageError(f'{file}: there is no such file, or it is damaged')
+        df = pd.DataFrame(columns)
+    else:
+        try: df = csv_table(file)
+        except (ValueError,OSError,Warning) as e:
+            raise ImageError(f'{file}: cannot be read as a table: {e}') from None
+    if 'file' not in df: raise ImageError(f"{file}: needs a column 'file'")
+    return df
+
+def _rows_of(file):
+    "`(file, target, image)` of each row of the CSV or Parquet `file`"
+    df = _read_table(file)
+    folder = Path(file).parent
+    targets = df.target if 'target' in df else [None]*len(df)
+    if 'image' in df: return list(zip(df.file, targets, df.image))
+    places = [_place(_written(f, folder), folder) for f in df.file]
+    return list(zip(places, targets, places))
+
+def _files_of(o):
+    "The files that the argument `o` stands for: a folder, a pattern or a file"
+    if os.path.isdir(o): return image_files(o)
+    if os.path.exists(o): return [o]
+    return sorted(glob.glob(str(o), recursive=True)) or [o]
+
+def _is_table(file): return str(file).lower().endswith(('.csv','.parquet'))
 
 def _given(o):
-    "Files and targets that the argument `o` stands for: a folder, a CSV file, a pattern or an image"
-    if not str(o).lower().endswith('.csv'):
-        found = [] if os.path.exists(o) else sorted(glob.glob(str(o), recursive=True))
-        return [(f, None) for f in (image_files(o) if os.path.isdir(o) else found or [o])]
-    try: df = csv_table(o)
-    except (ValueError,OSError,Warning) as e: raise ImageError(f'{o}: cannot be read as a table: {e}') from None
-    if 'file' not in df: raise ImageError(f"{o}: needs a column 'file'")
-    folder = Path(o).parent
-    at = [_place(_written(f, folder), folder) for f in df.file]
-    return list(zip(at, df.target if 'target' in df else [None]*len(at)))
+    "`(file, target, image)` of each image that the argument `o` stands for"
+    rows = [_rows_of(f) if _is_table(f) else [(f, None, f)] for f in _files_of(o)]
+    return list(chain(*rows))
 
 # %% ../nbs/507_predict.ipynb #660d5fba
 def _answered(p, given, rule, bs, bad):
     "Yields files, targets, answers and probabilities of the images `given`, by batch; errors go to the list `bad`"
     def read(item):
-        try: return item, p.pixels(item[0])
-        except ImageError as e: return str(e)
+        try: return item, p.pixels(item[2])
+        except ImageError as e: return f'{item[0]}: {e}' if isinstance(item[2], bytes) else str(e)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         parts = (pool.map(read, part) for part in chunked(given, bs))
         for part,_ in pairwise(chain(parts, [None])): # the next part is being read
@@ -54,7 +82,7 @@ def _answered(p, given, rule, bs, bad):
             bad += errors
             if not good: continue
             items, images = zip(*good)
-            files, targets = zip(*items)
+            files, targets, _ = zip(*items)
             scores = p.scores(torch.stack(images))
             yield files, targets, rule(scores), scores.double().softmax(1)
 
@@ -86,31 +114,133 @@ def _write(p, batches, out, top, targets):
         for r in _records(p, batches): print(plain(_line(r, top)))
 
 # %% ../nbs/507_predict.ipynb #24cb9b8a
+def _tasks(images, folder, n):
+    "A task for Ray for each `n` files, and for each Parquet file, that the arguments `images` stand for"
+    files, parts = [], []
+    for f in chain(*map(_files_of, images)):
+        if str(f).lower().endswith('.parquet'): parts.append(dict(table=os.path.abspath(f)))
+        elif _is_table(f): files += _rows_of(f)
+        else: files.append((f, None, f))
+    rows = [[str(f), t, os.path.abspath(image)] for f,t,image in files]
+    parts = [dict(rows=o) for o in chunked(rows, n)] + parts
+    targets = any(t is not None for _,t,_ in rows)
+    return [dict(o, file=str(folder/f'{i:06d}.parquet'), targets=targets)
+            for i,o in enumerate(parts)]
+
+def _digests(images):
+    "Digests of `images`, which are bytes or files; None for a file that does not exist"
+    files = [o for o in images if not isinstance(o, bytes) and os.path.isfile(o)]
+    known = dict(zip(files, file_digests(files)))
+    return [digest(o) if isinstance(o, bytes) else known.get(o) for o in images]
+
+class _Answerer:
+    "What a worker of Ray does: the answers for a shard, with the model in its memory"
+    def __init__(self, model, rule, threshold, only, bs):
+        self.p = _loaded(model, only)
+        self.rule = self.p.rule(rule, threshold)
+        self.bs = bs
+        weights = self.p.model.state_dict().values()
+        self.key = digest(self.p.settings, self.p.allowed, rule, threshold, *weights)
+
+    def __call__(self, task):
+        given = task['rows'] if 'rows' in task else _rows_of(task['table'])
+        names = [(str(f), t) for f,t,_ in given]
+        key = digest(self.key, names, _digests([o[2] for o in given]))
+        if self.is_finished(task['file'], key): return
+        targets = task['targets'] or any(t is not None for _,t in names)
+        bad = []
+        batches = _answered(self.p, given, self.rule, self.bs, bad)
+        columns = self.columns(answer_rows(self.p.h, batches, targets))
+        write_shard(task['file'], columns, dict(key=key, images=len(given), unreadable=bad))
+
+    def is_finished(self, file, key):
+        "Does `file` have the answers with this `key`? An error if it has others"
+        if read_shard(file) is None: return False
+        if shard_facts(file).get('key') == key: return True
+        raise ModelError(f'{file} has answers of another model, or for other images: '
+                         'choose another --out, or --force')
+
+    def columns(self, rows):
+        "Dict of the columns in the `rows` of a table, the header first"
+        heads, *rows = rows
+        columns = zip(*rows) if rows else [()]*len(heads)
+        first_class = len(heads) - len(self.p.h)
+        return {name: np.array(o, float) if i >= first_class else list(o)
+                for i,(name,o) in enumerate(zip(heads, columns))}
+
+# %% ../nbs/507_predict.ipynb #f85abab6
+def _joined(files):
+    "Rows of the table in the shards `files`, the header first"
+    for i,f in enumerate(files):
+        columns = read_shard(f)
+        if i == 0: yield list(columns)
+        yield from zip(*(o.tolist() for o in columns.values()))
+
+def _predict_on_ray(make, images, out, n, workers, force):
+    "Write the answers for `images` to the folder or .csv file `out`; number of images, and errors"
+    is_csv = out.endswith('.csv')
+    folder = Path(f'{out}.shards' if is_csv else out).absolute()
+    if force: shutil.rmtree(folder, ignore_errors=True)
+    tasks = _tasks(images, folder, n)
+    files = [o['file'] for o in tasks]
+    more = {*map(str, folder.glob('*.parquet'))} - {*files}
+    if more:
+        raise ModelError(f'{folder} has answers for other images, such as {min(more)}: '
+                         'choose another --out, or --force')
+    map_tasks(make, tasks, workers)
+    facts = [shard_facts(f) for f in files]
+    if is_csv:
+        write_text(Path(out), _joined(files))
+        shutil.rmtree(folder)
+    bad = list(chain(*(o['unreadable'] for o in facts)))
+    return sum(o['images'] for o in facts), bad
+
+# %% ../nbs/507_predict.ipynb #ba58865c
 def predict(
     model:str,       # folder written by hierproto_fit or `save_classifier`, or hf://user/name
-    images:list,     # images, folders, patterns such as 'new/*.jpg', or CSV files with a column `file`
-    rule:Literal['argmax','crm','back_off']=None, # most probable class, least expected cost, or a group if unsure
+    images:list,     # images, folders, patterns such as 'new/*.jpg', or tables with a column `file`
+    rule:Literal['argmax','crm','back_off']=None, # likeliest class, least cost, or a group if unsure
     threshold:float=None, # probability that an answer of --rule back_off must have; .5 by default
     only:str='',     # a class or group, or a file with one name per line: no other classes are answers
     top:int=0,       # also print this many of the most probable classes
     out:str='',      # write a .csv or .jsonl file, which hierproto_audit reads, instead of printing
     bs:int=64,       # images at a time
+    ray:bool=False,  # on the workers of Ray; --out is a .csv file, or a folder for Parquet files
+    workers:int=0,   # of a Ray on this machine; 0 joins the running cluster
     force:bool=False # overwrite the file of --out
 ):
     "Name what is in images: the path of classes with probabilities, one line per image"
-    p, bad = load_classifier(model, device=default_device()), []
-    if only: p = p.only(only)
+    p = _loaded(model, only)
     _print_promise(p, rule)
+    if ray:
+        place = model if model.startswith('hf://') else os.path.abspath(model)
+        names = [o for o,k in zip(p.h.node_names(), ifnone(p.allowed, [])) if k]
+        make = partial(_Answerer, place, rule, threshold, names, bs)
+        _print_errors(*_predict_on_ray(make, images, out, 16*bs, workers, force))
+        return
+    bad = []
     given = [o for i in images for o in _given(i)]
     batches = _answered(p, given, p.rule(rule, threshold), bs, bad)
-    if out and sys.stdout.isatty(): batches = progress_bar(batches, total=math.ceil(len(given)/bs), leave=False)
-    _write(p, batches, out, top, any(t is not None for _,t in given))
+    if out and sys.stdout.isatty():
+        batches = progress_bar(batches, total=math.ceil(len(given)/bs), leave=False)
+    _write(p, batches, out, top, any(t is not None for _,t,_ in given))
+    _print_errors(len(given), bad)
+
+def _loaded(model, only=''):
+    "The `Predictor` in the folder `model`, for the classes `only`"
+    p = load_classifier(model, device=default_device())
+    return p.only(only) if only else p
+
+def _print_errors(n, bad):
+    "Print the errors `bad` about some of `n` images, and exit with status 1 if there are any"
     if not bad: return
-    print(plain('\n'.join([*bad[:20], f'{len(bad)} of {len(given):,} images could not be read'])), file=sys.stderr)
+    lines = [*bad[:20], f'{len(bad)} of {n:,} images could not be read']
+    print(plain('\n'.join(lines)), file=sys.stderr)
     sys.exit(1)
 
 def _print_promise(p, rule=None):
     "Print, next to the answers, what the calibrated rule of the predictor `p` promises"
     if rule not in (None,'calibrated') or p.settings.get('rule') != 'calibrated': return
-    promise = p.guarantee or 'with --only, the model does not promise how often its answers are right'
+    promise = p.guarantee
+    if not promise: promise = 'with --only, the model does not promise how often its answers are right'
     print(plain(f'Note: {promise}'), file=sys.stderr)

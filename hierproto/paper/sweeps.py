@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 from fastai.basics import *
 from ..callbacks import NotFinite
 from ..files import *
+from ..shards import start_ray
 from .recipes import *
 from .runs import *
 
@@ -125,10 +126,9 @@ def ray_sweep(
     **kwargs       # of `train_run`, and `threads`
 ):
     "Do the runs `recipes` on Ray; returns those that failed"
-    ray = extra('ray', 'ray')
-    local = dict(num_cpus=workers, include_dashboard=False, object_store_memory=10**8) # only recipes travel
-    if not ray.is_initialized(): ray.init(**(local if workers else {}))
-    task,failed = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_ray_task),[]
+    ray = start_ray(workers or 0)
+    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_ray_task)
+    failed = []
     todo = {task.remote(r, str(Path(out).resolve()), **kwargs): r for r in map(_absolute, recipes)}
     while todo:
         (o,),_ = ray.wait(list(todo))
