@@ -15,6 +15,7 @@ from .callbacks import *
 from .inference import *
 from .calibration import *
 from .body import *
+from .labels import *
 from .learner import *
 from .interpret import *
 from .methods import *
@@ -30,7 +31,7 @@ from .extend import *
 API = {
     'Build a tree': 'Hierarchy CostMatrix HierarchyError named_costs read_hierarchy as_costs',
     'Train': 'hier_learner proto_learner HierarchicalClassifier METHODS MetricGuide ProtoRates ScaleRecorder '
-             'PrototypeHead LinearHead DataLoss embedder add_class',
+            'PrototypeHead LinearHead DataLoss NodeBlock embedder add_class',
     'Distances and distortion': 'pairwise distortion scale_free_distortion optimal_scale disto_loss rank_loss '
                                 'embed_metric',
     'Measure': 'hier_metrics hier_report average_cost mistake_severity hier_dist_at_k level_accuracy '
