@@ -80,6 +80,7 @@ def _labels(self:HierarchicalClassifier, y, hierarchy):
     given = first(o for o in (hierarchy, self.hierarchy, found, flat) if o is not None)
     h = align_costs(_named(given, self.labels), None)
     if self.labels is None: _check_encoded(labels, h)
+    _check_known(names, h)
     groups = _groups(names, h)
     self.classes_ = labels[[o not in groups for o in names]]
     if len(self.classes_) < 2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
@@ -92,6 +93,14 @@ def _groups(names, h):
     if not isinstance(h, Hierarchy): return {}
     classes, nodes, paths = h.class_index(), h.node_index(), h.node_names()
     return {o: paths[nodes[o]] for o in names if o in nodes and o not in classes}
+
+def _check_known(names, h):
+    "Refuse `names` that no class and no group of the tree `h` has; the error lists the nearest names"
+    if not isinstance(h, Hierarchy): return
+    known = {*h.class_index(), *h.node_index()}
+    for o in names:
+        is_number = o.removesuffix('.0').isdecimal() # may be written with or without `.0`
+        if o not in known and not is_number: h.find_node(o)
 
 def _numbers(names, groups, h):
     "Numbers of the nodes `names` of `h`, whose classes have the order of those names that are no `groups`"

@@ -611,7 +611,8 @@ def find_node(self:Costs,
     if name in index: return index[name]
     same = [n for n in self.node_names() if n.rstrip('/').endswith('/' + name) or n == name]
     if same: fail(f'{name!r} is the name of {len(same)} nodes: use a path, {quoted(same)}')
-    near = nearest_names(name, index)
+    twice = {n for n in index if n.endswith('/') and n[:-1] in index} # the same node with its slash
+    near = nearest_names(name, [n for n in index if n not in twice])
     hint = f'; did you mean {quoted(near)}?' if near else ''
     fail(f'no class or group is called {name!r}{hint}')
 
