@@ -21,18 +21,19 @@ from .stats import holm
 # %% ../nbs/205_predictions.ipynb #f32268c9
 @dataclass(eq=False)
 class Predictions:
-    "True and predicted nodes of samples, as numbers of the nodes of `h`, and what is known of the samples"
-    targets: torch.Tensor # numbers of the true classes, or of groups where only these are known
+    "True and predicted nodes of samples, by number, and what is known of the samples"
+    targets: torch.Tensor # true classes, or groups where only these are known
     h: Hierarchy # or a `CostMatrix`, in the order of these numbers
-    preds: torch.Tensor = None # numbers of the predicted classes or nodes; the most probable classes by default
+    preds: torch.Tensor = None # predicted classes or nodes; the most probable classes by default
     probs: torch.Tensor = None # probabilities (N, K)
     files: list = None # files of the images
     notes: list = () # sentences on how the predictions were read
-    units: list = None # what each sample belongs to, such as a patient: samples of one unit are not independent
+    units: list = None # what each sample belongs to, such as a patient, if not all are independent
     columns: pd.DataFrame = None # further columns, such as the camera: see `slices`
 
     def __post_init__(self):
-        if self.probs is None and self.preds is None: fail('predictions need labels or probabilities')
+        if self.probs is None and self.preds is None:
+            fail('predictions need labels or probabilities')
         if not len(self.targets): fail('there are no predictions')
         if self.probs is not None: self.probs = _checked(torch.as_tensor(self.probs))
         best = self.preds if self.preds is not None else self.probs.argmax(1)
@@ -52,40 +53,44 @@ def _checked(probs):
 # %% ../nbs/205_predictions.ipynb #8072dedb
 @patch
 def confusions(self:Predictions):
-    "Predicted class or node, true class, count and cost of each kind of mistake, by what they add to the cost"
+    "Predicted node, true class, count and cost of each kind of mistake, by total cost"
     n = getattr(self.h, 'n_nodes', len(self.h))
     pairs, count = (self.preds*n + self.targets)[self.wrong].unique(return_counts=True)
-    preds, targets = pairs//n, pairs%n
+    preds = pairs//n
+    targets = pairs%n
     cost = self.h.pair_costs(preds, targets)
     at = (cost*count).argsort(descending=True, stable=True)
     return preds[at], targets[at], count[at], cost[at]
 
 # %% ../nbs/205_predictions.ipynb #45355b1b
 def levels_up(h, *nodes):
-    "Yields each level of groups of `h`, the lowest first, with the ancestors of `nodes` there; nodes above it stay"
-    for l in range(h.depth, 1, -1) if isinstance(h, Hierarchy) else ():
-        nodes = [torch.where(h.levels[o]==l, h.parent[o], o) for o in nodes]
+    "Each level of groups of `h`, the lowest first, and the ancestors of `nodes` there"
+    if not isinstance(h, Hierarchy): return
+    for l in range(h.depth, 1, -1):
+        # nodes above the level stay
+        nodes = [torch.where(h.levels[o] == l, h.parent[o], o) for o in nodes]
         yield l-1, *nodes
 
 # %% ../nbs/205_predictions.ipynb #abf44b50
 @patch
 def facts(self:Predictions):
-    "What each sample adds to the sums that `measures` divides, (N, columns), and pairs of columns by measure"
+    "What each sample adds to some sums, (N, columns), and the two columns of each measure"
     h = self.h
     cost = torch.zeros(len(self), dtype=torch.float64)
-    cost[self.known] = h.pair_costs(self.preds[self.known], self.targets[self.known]).double()
+    known = self.known
+    cost[known] = h.pair_costs(self.preds[known], self.targets[known]).double()
     group = self.preds >= len(h)
-    sums = [self.known, self.wrong, cost, group, torch.ones(len(self))]
+    sums = [known, self.wrong, cost, group, torch.ones(len(self))]
     ratios = {'error rate %': (1,0), 'AHC': (2,0), 'severity': (2,1)}
     for level, known, right in reversed([*self.right_at_levels()]):
         ratios[f'{h.level_names[level-1]} accuracy %'] = len(sums)+1, len(sums)
         sums += [known, right]
-    if group.any(): ratios['groups %'] = 3,4
+    if group.any(): ratios['groups %'] = 3, 4
     return torch.stack([o.double() for o in sums], 1).numpy(), ratios
 
 @patch
 def right_at_levels(self:Predictions):
-    "Yields each level of groups, the lowest first, which targets are known there, and which answers are right there"
+    "Each level of groups, the lowest first, which targets are known there and answers right"
     if not isinstance(self.h, Hierarchy): return
     depth = self.h.levels[self.targets]
     for level, a, b in levels_up(self.h, self.preds, self.targets):
@@ -95,8 +100,9 @@ def right_at_levels(self:Predictions):
 # %% ../nbs/205_predictions.ipynb #fc289b49
 def _divide(sums, ratios):
     "The measures of `sums` (..., columns), by name; percentages where the name says so"
+    def unit(name): return 100 if name.endswith('%') else 1
     with np.errstate(divide='ignore', invalid='ignore'):
-        return {k: sums[...,i]/sums[...,j]*(100 if k.endswith('%') else 1) for k,(i,j) in ratios.items()}
+        return {k: unit(k)*sums[...,i]/sums[...,j] for k, (i, j) in ratios.items()}
 
 @patch
 def measures(self:Predictions):
@@ -105,14 +111,15 @@ def measures(self:Predictions):
     return {k: float(v) for k,v in _divide(facts.sum(0), ratios).items()}
 
 # %% ../nbs/205_predictions.ipynb #3767366d
-def _distinct(F, units=None):
-    "Distinct rows of `F` and how often each occurs; with `units`, rows are first added up by unit"
-    if units is not None:
-        codes = pd.factorize(np.asarray(units))[0]
-        sums = sparse.csr_matrix((np.ones(len(F)), (codes, np.arange(len(F)))))
-        F = sums @ F
+def _distinct(F):
+    "Distinct rows of `F` and how often each occurs"
     rows = pd.DataFrame(F).value_counts(sort=False)
     return np.array(rows.index.to_list(), dtype=float), rows.to_numpy()
+
+def _sums_by_unit(X, units):
+    "Sums of the rows of `X` by unit"
+    of = pd.factorize(np.asarray(units))[0]
+    return sparse.csr_matrix((np.ones(len(of)), (of, np.arange(len(of))))) @ X
 
 def resample(
     F, # what each sample adds to some sums, (N, columns)
@@ -120,13 +127,14 @@ def resample(
     n=1000, # number of draws
     seed=0 # of the draws
 ):
-    "Sums of the columns of `F` in `n` draws of its rows, or of whole `units`, with replacement, (n, columns)"
-    rows, count = _distinct(F, units)
+    "Sums (n, columns) of `F` in `n` draws of its rows, or of whole `units`, with replacement"
+    if units is not None: F = _sums_by_unit(F, units)
+    rows, count = _distinct(F)
     draws = np.random.default_rng(seed).multinomial(count.sum(), count/count.sum(), size=n)
     return draws @ rows
 
 # %% ../nbs/205_predictions.ipynb #cd9a6df7
-def _ends(draws):
+def _interval_of(draws):
     "Ends of the 95% interval of `draws` (n, ...), NaN where all agree or none has a number"
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', RuntimeWarning) # a measure may have no number in any draw
@@ -134,7 +142,7 @@ def _ends(draws):
         same = np.nanmax(draws, 0) - np.nanmin(draws, 0) < 1e-12
     return np.where(same, np.nan, low), np.where(same, np.nan, high)
 
-def _spread(draws):
+def _deviation(draws):
     "Standard deviation of `draws` (n, ...), over those that have a number"
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', RuntimeWarning)
@@ -148,11 +156,12 @@ def intervals(self:Predictions,
     "A table of `measures` with the ends of their 95% intervals, over samples or over `units`"
     facts, ratios = self.facts()
     draws = _divide(resample(facts, self.units, n, seed), ratios)
-    t = pd.DataFrame({k: [v, *map(float, _ends(draws[k]))] for k,v in self.measures().items()})
+    t = pd.DataFrame({k: [v, *map(float, _interval_of(draws[k]))]
+                      for k,v in self.measures().items()})
     return t.T.set_axis(['value','low','high'], axis=1)
 
 # %% ../nbs/205_predictions.ipynb #b86c2155
-def _answers(rule, P, size=100_000):
+def _answer_in_parts(rule, P, size=100_000):
     "Answers of `rule` to the probabilities `P`, a part at a time"
     return torch.cat([rule(o) for o in P.split(size)])
 
@@ -163,10 +172,10 @@ def with_rules(self:Predictions,
     "These predictions and, given probabilities, what other rules would answer, by name"
     lines, h, P = {name: self}, self.h, self.probs
     if P is None: return lines
-    cheapest = _answers(lambda o: crm(o, h, probs=True), P)
+    cheapest = _answer_in_parts(lambda o: crm(o, h, probs=True), P)
     lines[f'{name}, least expected cost'] = replace(self, preds=cheapest)
     if isinstance(h, Hierarchy) and h.depth > 1:
-        nodes = _answers(lambda o: back_off(o, h, probs=True), P)
+        nodes = _answer_in_parts(lambda o: back_off(o, h, probs=True), P)
         lines[f'{name}, a group if unsure'] = replace(self, preds=nodes)
     return lines
 
@@ -174,7 +183,7 @@ def with_rules(self:Predictions,
 def table(self:Predictions,
     name='as given' # of the first line
 ):
-    "A table of `measures`: of these predictions and, given probabilities, of decisions `with_rules`"
+    "A table of `measures`: of these predictions and, given probabilities, `with_rules`"
     t = pd.DataFrame({k: v.measures() for k,v in self.with_rules(name).items()}).T
     return t.fillna({'groups %': 0.}) # lines that answer with classes only
 
@@ -185,13 +194,19 @@ def differences(self:Predictions,
     n=1000, # number of draws
     seed=0 # of the draws
 ):
-    "A table of the `measures` of `other` and of these predictions, the change with its 95% interval, and its p-value"
-    (ours, ratios), (theirs, others) = self.facts(), other.facts()
+    "`measures` of `other` and of these predictions, the change, its 95% interval and p-value"
+    ours, our_ratios = self.facts()
+    theirs, their_ratios = other.facts()
     draws = resample(np.hstack([ours, theirs]), self.units, n, seed)
-    mine, their = _divide(draws[:,:ours.shape[1]], ratios), _divide(draws[:,ours.shape[1]:], others)
-    before, after = other.measures(), self.measures()
-    rows = {k: [before[k], after[k], *_change(after[k]-before[k], mine[k]-their[k], self.n_units)]
-            for k in after if k in before}
+    drawn_after = _divide(draws[:,:ours.shape[1]], our_ratios)
+    drawn_before = _divide(draws[:,ours.shape[1]:], their_ratios)
+
+    before = other.measures()
+    after = self.measures()
+    def row(k):
+        change = _change(after[k]-before[k], drawn_after[k]-drawn_before[k], self.n_units)
+        return [before[k], after[k], *change]
+    rows = {k: row(k) for k in after if k in before}
     return pd.DataFrame(rows, ['before','after','change','low','high','p']).T
 
 @patch(as_prop=True)
@@ -201,8 +216,8 @@ def n_units(self:Predictions):
 
 def _change(value, draws, n):
     "`value`, the ends of its interval and its p-value, by its `draws` over `n` samples or units"
-    low, high = _ends(draws)
-    return [value, float(low), float(high), _p_value(value, _spread(draws), n)]
+    low, high = _interval_of(draws)
+    return [value, float(low), float(high), _p_value(value, _deviation(draws), n)]
 
 def _p_value(value, se, n):
     "Two-sided p-value of a t-test of `value` with standard error `se`"
@@ -214,7 +229,7 @@ def chance(
     low, high, # ends of the 95% interval of a difference
     p # its p-value
 ):
-    "Whether a difference could be chance, in words: its 95% interval, between `low` and `high`, and its p-value `p`"
+    "Whether a difference of 95% interval `low` to `high` could be chance, in words"
     if low != low: return 'no two samples differ, so there is no interval'
     much = 'is unlikely to be chance' if p < .05 else 'could be chance'
     shown = f'p = {p:.2g}' if p >= .001 else 'p < 0.001'
@@ -229,18 +244,22 @@ def contradictions(self:Predictions):
     best, top = self.probs.max(1)
     against = (self.preds < len(self.h)) & (own < best-1e-6)
     if not against.any(): return ''
-    if (self.preds == _answers(lambda o: crm(o, self.h, probs=True), self.probs)).all():
+    cheapest = _answer_in_parts(lambda o: crm(o, self.h, probs=True), self.probs)
+    if (self.preds == cheapest).all():
         return 'The answers are those of least expected cost, not the most probable classes.'
-    i, names = int(against.nonzero()[0,0]), self.h.leaves
-    return (f'{int(against.sum()):,} of {len(self):,} predictions contradict their own probabilities: in row {i+1}, the answer is '
-            f'{names[self.preds[i]]!r} ({own[i]:.0%}), but {names[top[i]]!r} is more probable ({best[i]:.0%}).')
+    i = int(against.nonzero()[0,0])
+    answer, probable = self.h.leaves[self.preds[i]], self.h.leaves[top[i]]
+    return (f'{int(against.sum()):,} of {len(self):,} predictions contradict their own '
+            f'probabilities: in row {i+1}, the answer is {answer!r} ({own[i]:.0%}), '
+            f'but {probable!r} is more probable ({best[i]:.0%}).')
 
 # %% ../nbs/205_predictions.ipynb #e3e265a1
 def _blocks(values, codes, n_codes):
-    "Columns of `values` (N, q), placed in the block of columns that belongs to the code of each row: (N, q*n_codes)"
+    "`values` (N, q) in the block of columns that belongs to the code of each row, (N, q*n_codes)"
     N, q = values.shape
     columns = codes[:,None]*q + np.arange(q)
-    return sparse.csr_matrix((values.ravel(), columns.ravel(), np.arange(0, N*q+1, q)), shape=(N, q*n_codes))
+    cells = values.ravel(), columns.ravel(), np.arange(0, N*q+1, q)
+    return sparse.csr_matrix(cells, shape=(N, q*n_codes))
 
 def resample_by(
     F, # what each sample adds to some sums, (N, columns)
@@ -249,17 +268,17 @@ def resample_by(
     n=1000, # number of draws
     seed=0 # of the draws
 ):
-    "Sums of the columns of `F` in each part, and in `n` draws: (parts, columns) and (n, parts, columns)"
-    codes, parts = np.asarray(codes), int(np.max(codes))+1
+    "Sums of `F` in each part, (parts, columns), and in `n` draws, (n, parts, columns)"
+    codes = np.asarray(codes)
+    parts = int(np.max(codes)) + 1
     if units is None:
-        t = pd.DataFrame(np.hstack([codes[:,None], F])).value_counts(sort=False)
-        rows, count = np.array(t.index.to_list(), dtype=float), t.to_numpy()
+        rows, count = _distinct(np.hstack([codes[:,None], F]))
         blocks = _blocks(rows[:,1:], rows[:,0].astype(int), parts)
     else:
-        of = pd.factorize(np.asarray(units))[0]
-        count = np.ones(of.max()+1)
-        blocks = sparse.csr_matrix((np.ones(len(F)), (of, np.arange(len(F))))) @ _blocks(F, codes, parts)
-    draws = np.random.default_rng(seed).multinomial(int(count.sum()), count/count.sum(), size=n)
+        blocks = _sums_by_unit(_blocks(F, codes, parts), units)
+        count = np.ones(blocks.shape[0])
+    rng = np.random.default_rng(seed)
+    draws = rng.multinomial(int(count.sum()), count/count.sum(), size=n)
     shape = parts, F.shape[1]
     return (blocks.T @ count).reshape(shape), (blocks.T @ draws.T).T.reshape(n, *shape)
 
@@ -269,10 +288,13 @@ def part_sizes(
     units=None # what each sample belongs to, if not all are independent
 ):
     "Numbers of samples, or of units, inside each part and outside of it"
-    t = pd.DataFrame(dict(code=codes, unit=np.arange(len(codes)) if units is None else units)).drop_duplicates()
-    inside = t.groupby('code').unit.nunique().reindex(range(int(np.max(codes))+1), fill_value=0)
+    if units is None: units = np.arange(len(codes))
+    t = pd.DataFrame(dict(code=codes, unit=units)).drop_duplicates()
+    parts = range(int(np.max(codes)) + 1)
+    inside = t.groupby('code').unit.nunique().reindex(parts, fill_value=0)
+    # a unit is outside of all parts but those that it has samples in
     only = t.groupby('unit').code.agg(['nunique','first'])
-    only = only[only['nunique']==1]['first'].value_counts().reindex(inside.index, fill_value=0)
+    only = only[only['nunique'] == 1]['first'].value_counts().reindex(parts, fill_value=0)
     return inside.to_numpy(), (t.unit.nunique()-only).to_numpy()
 
 # %% ../nbs/205_predictions.ipynb #efcba648
@@ -282,7 +304,7 @@ def by_class(self:Predictions,
     n=1000, # number of draws
     seed=0 # of the draws
 ):
-    "Average cost of `other` and of these predictions per true class, the change, its interval, and Holm's p-value"
+    "Average cost per true class, of `other` and of these predictions, and the change"
     at = self.known.numpy()
     costs = [o.facts()[0][at,2] for o in (other, self)]
     F = np.stack([*costs, np.ones(at.sum())], 1)
@@ -290,17 +312,21 @@ def by_class(self:Predictions,
     classes, codes = np.unique(self.targets[self.known].numpy(), return_inverse=True)
     sums, draws = resample_by(F, codes, units, n, seed)
     inside, _ = part_sizes(codes, units)
-    return _changes(sums, draws, inside, pd.Index([self.h.leaves[k] for k in classes], name='class'))
+    return _changes(sums, draws, inside,
+                    pd.Index([self.h.leaves[k] for k in classes], name='class'))
 
 def _changes(sums, draws, size, names):
-    "A table of changes from sums and draws of costs before, costs after, and numbers of samples; `size` of the parts"
-    before, after = sums[:,0]/sums[:,2], sums[:,1]/sums[:,2]
+    "Changes of costs in parts of some `size`: columns are costs before, costs after, and samples"
+    before = sums[:,0]/sums[:,2]
+    after = sums[:,1]/sums[:,2]
     with np.errstate(divide='ignore', invalid='ignore'):
         drawn = (draws[...,1]-draws[...,0])/draws[...,2]
-    change, (low, high), se = after-before, _ends(drawn), _spread(drawn)
-    p = [_p_value(c, s, k) for c,s,k in zip(change, se, size)]
-    t = pd.DataFrame(dict(samples=sums[:,2].astype(int), before=before, after=after, change=change, low=low,
-                          high=high, p=holm(np.nan_to_num(p, nan=1.))), names)
+    change = after-before
+    low, high = _interval_of(drawn)
+    p = [_p_value(c, s, k) for c, s, k in zip(change, _deviation(drawn), size)]
+    adjusted = holm(np.nan_to_num(p, nan=1.))
+    t = pd.DataFrame(dict(samples=sums[:,2].astype(int), before=before, after=after,
+                          change=change, low=low, high=high, p=adjusted), names)
     return t.sort_values('change', kind='stable')
 
 # %% ../nbs/205_predictions.ipynb #fb2ed8e2
@@ -315,16 +341,21 @@ def changed_confusions(self:Predictions,
     k=20 # number of confusions
 ):
     "The `k` confusions whose total cost differs most between `other` and these predictions"
-    before, after = _count_confusions(other), _count_confusions(self)
+    before = _count_confusions(other)
+    after = _count_confusions(self)
     pairs = sorted({*before, *after})
     if not pairs: return pd.DataFrame(columns=['true','predicted','before','after','cost','change'])
     targets, preds = torch.tensor(pairs).T
-    names, cost = self.h.node_names(), self.h.pair_costs(preds, targets).double()
-    t = pd.DataFrame(dict(true=[names[o] for o in targets], predicted=[names[o] for o in preds],
-                          before=[before.get(o, 0) for o in pairs], after=[after.get(o, 0) for o in pairs], cost=cost))
+    names = self.h.node_names()
+    t = pd.DataFrame(dict(
+        true=[names[o] for o in targets],
+        predicted=[names[o] for o in preds],
+        before=[before.get(o, 0) for o in pairs],
+        after=[after.get(o, 0) for o in pairs],
+        cost=self.h.pair_costs(preds, targets).double()))
     t['change'] = (t.after-t.before)*t.cost
     at = t.change.abs().sort_values(ascending=False, kind='stable').index
-    return t.loc[at[t.change[at]!=0]].head(k).reset_index(drop=True)
+    return t.loc[at[t.change[at] != 0]].head(k).reset_index(drop=True)
 
 # %% ../nbs/205_predictions.ipynb #841cf6e4
 def slice_column(
@@ -332,11 +363,12 @@ def slice_column(
     least=20, # number of samples in a slice
     most=50 # number of slices
 ):
-    "The column `values` as names of slices, None for values with fewer than `least` samples; None if it is no slice"
+    "Names of slices for the column `values`, None for small ones; None if it does not slice"
     values = pd.Series(values).reset_index(drop=True)
     numbers = pd.to_numeric(values, errors='coerce')
     if numbers.notna().all() and numbers.nunique() > 10: return _quarters(numbers)
-    names = values.astype(str).where(values.notna() & (values.astype(str)!=''), None)
+    names = values.astype(str)
+    names = names.where(values.notna() & (names != ''), None)
     count = names.value_counts()
     kept = count[count >= least]
     if len(count) < 2 or not 0 < len(kept) <= most or kept.sum() < len(names)/2: return None
@@ -345,7 +377,8 @@ def slice_column(
 def _quarters(numbers):
     "Four ranges with about equally many of the `numbers`, as text"
     bins = pd.qcut(numbers, 4, duplicates='drop')
-    ends = {o: f'{numbers[bins==o].min():g} to {numbers[bins==o].max():g}' for o in bins.cat.categories}
+    def ends_of(part): return f'{part.min():g} to {part.max():g}'
+    ends = {o: ends_of(numbers[bins == o]) for o in bins.cat.categories}
     return bins.map(ends).astype(object) if len(ends) > 1 else None
 
 # %% ../nbs/205_predictions.ipynb #cf4f96d0
@@ -354,8 +387,9 @@ def slices(self:Predictions,
     n=1000, # number of draws
     seed=0 # of the draws
 ):
-    "Average cost in each slice by `columns`, its interval, the difference from the rest, and Holm's p-value"
-    parts = [self._slice(c, n, seed) for c in (self.columns if self.columns is not None else ())]
+    "Average cost in each slice by `columns`, and its difference from the rest"
+    columns = () if self.columns is None else self.columns
+    parts = [self._slice(c, n, seed) for c in columns]
     parts = [o for o in parts if o is not None]
     if not parts: return pd.DataFrame(columns=_SLICE)
     t = pd.concat(parts, ignore_index=True)
@@ -363,7 +397,8 @@ def slices(self:Predictions,
     t['worse'] = (t.p < .05) & (t.difference > 0)
     return t.sort_values('difference', ascending=False, ignore_index=True)
 
-_SLICE = ['column','slice','samples','AHC','low','high','rest','difference','difference low','difference high','p','worse']
+_SLICE = ['column','slice','samples','AHC','low','high','rest','difference',
+          'difference low','difference high','p','worse']
 
 # %% ../nbs/205_predictions.ipynb #20dcbf48
 @patch
@@ -374,19 +409,30 @@ def _slice(self:Predictions, column, n, seed):
     known = self.known.numpy()
     codes, values = pd.factorize(names[known], sort=True)
     few = -min(codes, default=0) # 1 if some samples belong to no slice
+    codes = codes+few
     F = np.stack([self.facts()[0][known,2], np.ones(known.sum())], 1)
     units = None if self.units is None else np.asarray(self.units)[known]
-    sums, draws = resample_by(F, codes+few, units, n, seed)
-    rest, drawn_rest = sums.sum(0)-sums, draws.sum(1, keepdims=True)-draws
+    sums, draws = resample_by(F, codes, units, n, seed)
     with np.errstate(divide='ignore', invalid='ignore'):
-        own, others = sums[:,0]/sums[:,1], rest[:,0]/rest[:,1]
-        cost, drawn = draws[...,0]/draws[...,1], (draws[...,0]/draws[...,1]) - drawn_rest[...,0]/drawn_rest[...,1]
-    size = np.minimum(*part_sizes(codes+few, units))
-    p = [_p_value(d, s, k) for d,s,k in zip(own-others, _spread(drawn), size)]
-    t = pd.DataFrame(dict(column=column, slice=[None]*few + [*values], samples=sums[:,1].astype(int), AHC=own,
-                          **dict(zip(('low','high'), _ends(cost))), rest=others, difference=own-others,
-                          **dict(zip(('difference low','difference high'), _ends(drawn))), p=np.nan_to_num(p, nan=1.)))
+        own, rest = _inside_and_rest(sums, axis=0)
+        drawn, drawn_rest = _inside_and_rest(draws, axis=1)
+    difference = own-rest
+    drawn_difference = drawn-drawn_rest
+    size = np.minimum(*part_sizes(codes, units))
+    p = [_p_value(d, s, k) for d, s, k in zip(difference, _deviation(drawn_difference), size)]
+    low, high = _interval_of(drawn)
+    least, most = _interval_of(drawn_difference)
+    t = pd.DataFrame({
+        'column': column, 'slice': [None]*few + [*values], 'samples': sums[:,1].astype(int),
+        'AHC': own, 'low': low, 'high': high, 'rest': rest,
+        'difference': difference, 'difference low': least, 'difference high': most,
+        'p': np.nan_to_num(p, nan=1.)})
     return t[few:]
+
+def _inside_and_rest(sums, axis):
+    "Mean in each part, along `axis`, and in all others, from sums of costs and numbers of samples"
+    rest = sums.sum(axis, keepdims=True)-sums
+    return sums[...,0]/sums[...,1], rest[...,0]/rest[...,1]
 
 # %% ../nbs/205_predictions.ipynb #2900c273
 @patch
@@ -395,7 +441,8 @@ def shuffled_costs(self:Predictions,
     seed=0 # of the permutations
 ):
     "Average cost as given, and under `n` random permutations of the leaves"
-    K, rng = len(self.h), np.random.default_rng(seed)
+    K = len(self.h)
+    rng = np.random.default_rng(seed)
     preds, targets, count, cost = self.confusions()
     group = preds >= K
     fixed = (count*cost)[group].sum().item()
@@ -414,32 +461,45 @@ def tree_fit(self:Predictions,
     n=1000, # number of permutations
     seed=0 # of the permutations
 ):
-    "Cost under the `true` order, costs under `n` `shuffled` ones, the p-value of the permutation test, and what it means"
-    true, s = self.shuffled_costs(n, seed)
-    as_low = int((s <= true + 1e-9*max(1, true)).sum())
+    "Cost in the `true` order and in `n` `shuffled` ones, the p-value, and what it means"
+    true, shuffled = self.shuffled_costs(n, seed)
+    as_low = int((shuffled <= true + 1e-9*max(1, true)).sum())
     p = (1+as_low)/(1+n)
-    return SimpleNamespace(true=true, shuffled=s, as_low=as_low, p=p, says=_fit_verdict(self, true, s, as_low, p))
+    says = _fit_verdict(self, true, shuffled, as_low, p)
+    return SimpleNamespace(true=true, shuffled=shuffled, as_low=as_low, p=p, says=says)
 
-def _fit_verdict(self, true, s, as_low, p):
-    "What a permutation test means, in words: about a hierarchy, or about costs that come from no tree"
-    what = 'hierarchy' if isinstance(self.h, Hierarchy) else 'costs'
-    follow = f"the {what} {'fits' if what=='hierarchy' else 'fit'}"
-    classes = self.wrong & (self.preds < len(self.h)) # groups have no place among the leaves
-    mistakes = int(classes.sum())
-    if mistakes < 20: return f'Too few mistakes ({mistakes}) to judge whether {follow}.'
-    if np.ptp(s) < 1e-9: return 'All mistakes cost the same in any order of the classes: nothing to judge.'
-    shuffled = 'shuffled hierarchies' if what=='hierarchy' else 'orders of the classes'
-    costs = (f'the average cost is {true:.2f}, and {s.mean():.2f} on average if the classes are shuffled; '
-             f"{as_low or 'none'} of {len(s):,} {shuffled} cost{'s' if as_low==1 else ''} as little (p = {p:.2g}).")
-    if p <= .05: return f'The mistakes follow the {what}: {costs}'
-    if (1+(s <= s.min()+1e-9).sum())/(1+len(s)) > .05: # equal leaves may change places: no order is rare enough
-        return f'Too few classes, or shuffles, to judge whether {follow}: {costs}'
-    return f'CAUTION, the mistakes do not follow the {what}: {costs} {_WHY[what]}'
+def _fit_verdict(self, true, shuffled, as_low, p):
+    "What a permutation test means, in words"
+    words = _TREE if isinstance(self.h, Hierarchy) else _COSTS
+    is_class = self.preds < len(self.h) # groups have no place among the leaves
+    mistakes = int((self.wrong & is_class).sum())
+    if mistakes < 20: return f'Too few mistakes ({mistakes}) to judge whether {words.fits}.'
+    if np.ptp(shuffled) < 1e-9:
+        return 'All mistakes cost the same in any order of the classes: nothing to judge.'
+    cost = 'costs' if as_low == 1 else 'cost'
+    numbers = (f'the average cost is {true:.2f}, and {shuffled.mean():.2f} on average '
+               f"if the classes are shuffled; {as_low or 'none'} of {len(shuffled):,} "
+               f'{words.shuffled} {cost} as little (p = {p:.2g}).')
+    if p <= .05: return f'The mistakes follow {words.what}: {numbers}'
+    # equal leaves may change places: then no order is rare enough
+    lowest = (shuffled <= shuffled.min()+1e-9).sum()
+    if (1+lowest)/(1+len(shuffled)) > .05:
+        return f'Too few classes, or shuffles, to judge whether {words.fits}: {numbers}'
+    return f'CAUTION, the mistakes do not follow {words.what}: {numbers} {words.why}'
 
-_WHY = dict(hierarchy='Either the model confuses classes for other reasons than likeness, or names are in the wrong '
-                      'places of the hierarchy: check it.',
-            costs='The model makes costly mistakes as readily as cheap ones: decisions of least expected cost need '
-                  'probabilities. If the costs were to follow likeness, check the names of rows and columns.')
+_TREE = SimpleNamespace(
+    what='the hierarchy',
+    fits='the hierarchy fits',
+    shuffled='shuffled hierarchies',
+    why='Either the model confuses classes for other reasons than likeness, '
+        'or names are in the wrong places of the hierarchy: check it.')
+_COSTS = SimpleNamespace(
+    what='the costs',
+    fits='the costs fit',
+    shuffled='orders of the classes',
+    why='The model makes costly mistakes as readily as cheap ones: decisions of least expected '
+        'cost need probabilities. If the costs were to follow likeness, '
+        'check the names of rows and columns.')
 
 # %% ../nbs/205_predictions.ipynb #0ba29741
 @patch
@@ -449,8 +509,10 @@ def costly(self:Predictions,
     "The `k` confusions that add most to the cost, with up to three example files where known"
     preds, targets, count, cost = (o[:k] for o in self.confusions())
     names = self.h.node_names()
-    t = pd.DataFrame(dict(true=[names[o] for o in targets], predicted=[names[o] for o in preds],
-                          times=count, cost=cost, total=cost*count))
+    t = pd.DataFrame(dict(
+        true=[names[o] for o in targets],
+        predicted=[names[o] for o in preds],
+        times=count, cost=cost, total=cost*count))
     if self.files is None or not len(t): return t
     def examples(a, b):
         rows = ((self.preds==a) & (self.targets==b)).nonzero()[:3,0]
@@ -464,23 +526,30 @@ def parts_at(
 ):
     "The level at which the nodes `a` and `b` of `h` part, 1 at the root"
     level = torch.full_like(a, getattr(h, 'depth', 1))
-    for l,x,y in levels_up(h, a, b): level[x!=y] = l
+    for l, x, y in levels_up(h, a, b): level[x != y] = l
     return level
 
 @patch
 def suspects(self:Predictions,
     k=100 # number of labels
 ):
-    "The `k` labels that the probabilities contradict most: row, label, most probable class, and the label's expected cost"
+    "The `k` labels that the probabilities contradict most, by their expected cost"
     if self.probs is None: fail('suspected labels need a column of probabilities per class')
     best = self.probs.argmax(1)
     rows = (self.known & (best != self.targets)).nonzero()[:,0]
-    label, P = self.targets[rows], self.probs[rows]
-    cost = torch.cat([expected_cost(o, self.h, probs=True) for o in P.split(100_000)])
-    suspicion = cost.gather(1, label[:,None])[:,0]
+    costs = _answer_in_parts(lambda o: expected_cost(o, self.h, probs=True), self.probs[rows])
+    suspicion = costs.gather(1, self.targets[rows][:,None])[:,0]
     at = suspicion.argsort(descending=True, stable=True)[:k]
-    rows, label, best, P, names = rows[at], label[at], best[rows[at]], P[at], self.h.leaves
-    t = pd.DataFrame(dict(row=rows+1, label=[names[o] for o in label], looks_like=[names[o] for o in best],
-                          p_label=P.gather(1, label[:,None])[:,0], p_looks_like=P.amax(1),
-                          parts_at_level=parts_at(self.h, label, best), suspicion=suspicion[at]))
+
+    rows = rows[at]
+    label, best, P = self.targets[rows], best[rows], self.probs[rows]
+    names = self.h.leaves
+    t = pd.DataFrame(dict(
+        row=rows+1,
+        label=[names[o] for o in label],
+        looks_like=[names[o] for o in best],
+        p_label=P.gather(1, label[:,None])[:,0],
+        p_looks_like=P.amax(1),
+        parts_at_level=parts_at(self.h, label, best),
+        suspicion=suspicion[at]))
     return t if self.files is None else t.assign(file=[self.files[i] for i in rows.tolist()])
