@@ -14,7 +14,7 @@ from fastai.learner import Learner
 from ..files import add_row, commit, finished, versions
 from ..metrics import hier_report
 from ..extend import add_class
-from .studies import FIXED, Parts, class_scores, load, per_class_sample, train_study
+from . import studies
 
 # %% ../../nbs/722_paper.new_classes.ipynb #a963b9ba
 N_NEW = 5
@@ -41,7 +41,7 @@ def of_classes(part, h, names):
 def measure(learn, test, n_old):
     "Error rates among samples of old and of new classes, and both numbers of all"
     x, y = test
-    scores = class_scores(learn, x)
+    scores = studies.class_scores(learn, x)
     wrong = (scores.argmax(1) != y).float()
     report = hier_report(scores, y, learn.hierarchy, ['error_rate', 'average_cost'], probs=False)
     return dict(er_old=wrong[y < n_old].mean().item(), er_new=wrong[y >= n_old].mean().item(),
@@ -55,14 +55,14 @@ CASES = [*[('added', n) for n in (0, 1, 5, 20)], *[('added_far', n) for n in (1,
 def new_class_recipe(method, seed, how, examples):
     "What decides a row, and its `run_id`; `examples` of each new class, None for all"
     r = dict(data='cifar100', study='new_classes', method=method, seed=seed, how=how,
-             examples=examples, new=N_NEW, settings=FIXED[method])
+             examples=examples, new=N_NEW, settings=studies.FIXED[method])
     text = json.dumps(r, sort_keys=True).encode()
     return dict(run_id=hashlib.sha1(text).hexdigest()[:12], **r)
 
 # %% ../../nbs/722_paper.new_classes.ipynb #e0504879
 def trained(r, train, held, h):
     "The head of the recipe `r`, trained on `train`"
-    return train_study(dict(r, fine=None, up=0), Parts(train, held, None, h))
+    return studies.train_study(dict(r, fine=None, up=0), studies.Parts(train, held, None, h))
 
 def with_added(learn, names, few, h, as_far):
     "A copy of `learn` with the classes `names`, from their samples among `few`"
@@ -94,7 +94,7 @@ def run_new_classes(method, seed, parts, path):
         r = new_class_recipe(method, seed, how, n)
         if r['run_id'] in finished(path): continue
         start = time.time()
-        some = per_class_sample(y_new, len(y_new) if n is None else n, seed)
+        some = studies.per_class_sample(y_new, len(y_new) if n is None else n, seed)
         x, y = x_new[some], y_new[some]+len(old)
         if how == 'trained':
             train = torch.cat([x_old, x]), torch.cat([y_old, y])
@@ -117,7 +117,7 @@ def main(args=None):
     p.add_argument('--threads', type=int, default=1, help='of PyTorch')
     a = p.parse_args(args)
     torch.set_num_threads(a.threads)
-    parts = load('cifar100')
+    parts = studies.load('cifar100')
     for seed in range(a.seeds):
         for method in METHODS:
             run_new_classes(method, seed, parts, Path(a.out)/'new_classes.csv')
