@@ -210,8 +210,12 @@ def polished():
 
 def test_signatures_are_plain(polished):
     md = polished.cells[1].outputs[0].data['text/markdown']
-    assert ('# a `Hierarchy`\n    y=None' in md
-            and '*Distance, as in [`Hierarchy`](hierarchy.html#hierarchy), of `x`*' in md)
+    assert 'def cosine(x, y=None):' in md
+    assert '*Distance, as in [`Hierarchy`](hierarchy.html#hierarchy), of `x`*' in md
+
+def test_arguments_have_a_table(polished):
+    md = polished.cells[1].outputs[0].data['text/markdown']
+    assert '| `x` |  | a `Hierarchy` |\n| `y` | `None` |  |' in md
 
 @pytest.mark.parametrize('code,kept', [('def cosine(x): return x', False), ('@patch\ndef cosine(self:A): pass', False),
                                        ('cosine(1)', True)])
@@ -283,7 +287,9 @@ test_cell = 'x = f(1)\nprint(x)\ntest_eq(x, 1)\ntest_fail(f)'
 folded = '#| code-fold: true\n#| code-summary: "Test"\n'
 
 @pytest.mark.parametrize('name,code,fold', [
-    ('101_distortion.ipynb', test_cell, folded), ('805_results.ipynb', 'table()', '#| code-fold: true\n'),
+    ('101_distortion.ipynb', test_cell, folded),
+    ('101_distortion.ipynb', '#| code-fold: true\n1 + 1', ''),
+    ('805_results.ipynb', 'table()', '#| code-fold: true\n'),
     ('101_distortion.ipynb', 'test_eq(f(1), 1)', ''),
     ('101_distortion.ipynb', 'def f(x):\n    assert x\n\n    return x', ''),
     ('101_distortion.ipynb', f'#| code-fold: false\n{test_cell}', ''), ('601_ten_minutes.ipynb', test_cell, ''),
@@ -292,6 +298,21 @@ def test_code_of_results_and_long_tests_is_folded(name, code, fold):
     c = new_code_cell(code)
     web.fold(c, name)
     assert c.source == fold + code
+
+def test_exported_source_is_folded():
+    exported = '#| code-fold: show\n#| code-summary: "Exported source"\n'
+    c = new_code_cell(f'{exported}def f(): pass')
+    web.fold(c, '101_distortion.ipynb')
+    assert c.source == '#| code-fold: true\n#| code-summary: "Source of f"\ndef f(): pass'
+
+def test_output_of_a_test_is_folded_with_it():
+    printed = new_output('stream', text='1')
+    nb = new_notebook(cells=[new_code_cell(test_cell, outputs=[printed]), new_code_cell(test_cell, outputs=[png]),
+                             new_code_cell('f(1)', outputs=[printed])])
+    web.polish(nb, '101_distortion.ipynb')
+    assert [c.source.partition('\n')[0] for c in nb.cells] == [
+        '<details class="test"><summary>Test</summary>', 'x = f(1)', '</details>',
+        '#| fig-alt: "Figure"', 'f(1)']
 
 @pytest.fixture
 def quarto(tmp_path, monkeypatch):

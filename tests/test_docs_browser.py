@@ -280,8 +280,8 @@ def test_api(html, sphinx):
         for name in exported:
             if f'{mod}.{name}' not in syms: continue
             page = syms[f'{mod}.{name}'][0].partition('#')[0]
-            assert re.search(rf'<h[1-6]>{name}<.*?<span class="k">def</span> *(<span class="w"> </span>)?<span '
-                             rf'class="nf">{name}</span>', html[page], re.S), f'{name} is not on {page}'
+            assert re.search(rf'<h[1-6]>{name}<.*?<span class="k">(?:def|class)</span> *'
+                             rf'(<span class="w"> </span>)?<span class="n[fc]">{name}</span>', html[page], re.S), f'{name} is not on {page}'
 
 @pytest.fixture(scope='module')
 def rendered(html):
