@@ -171,6 +171,12 @@ def test_figures_have_captions(name):
     for c in nbs[name].cells: assert not web.has_image(c) or has_caption.search(c.source), c.source
 
 @pytest.mark.parametrize('name', names)
+def test_texts_of_figures_have_no_percent_sign(name):
+    "Quarto decodes the alternative text of an image like an address, and warns"
+    for c in nbs[name].cells:
+        assert not re.search(r'^#\| *fig-alt:.*%', c.source, re.M), c.source
+
+@pytest.mark.parametrize('name', names)
 def test_notebook_is_below_half_a_megabyte(name): assert (root/'nbs'/name).stat().st_size < 5e5
 
 # What Quarto and Sphinx get

@@ -280,8 +280,9 @@ def test_api(html, sphinx):
         for name in exported:
             if f'{mod}.{name}' not in syms: continue
             page = syms[f'{mod}.{name}'][0].partition('#')[0]
-            assert re.search(rf'<h[1-6]>{name}<.*?<span class="k">(?:def|class)</span> *'
-                             rf'(<span class="w"> </span>)?<span class="n[fc]">{name}</span>', html[page], re.S), f'{name} is not on {page}'
+            heading = rf'<h[1-6]>{name}<'
+            signature = rf'<span class="k">(?:def|class)</span> *(<span class="w"> </span>)?<span class="n[fc]">{name}</span>'
+            assert re.search(f'{heading}.*?{signature}', html[page], re.S), f'{name} is not on {page}'
 
 @pytest.fixture(scope='module')
 def rendered(html):
@@ -291,6 +292,8 @@ def rendered(html):
 def test_no_traces_of_the_tools(rendered):
     "Raw links in signatures, types of defaults, and the docstring that Python gives to functions without one"
     for name, text in rendered.items():
+        # the page about these traces shows them in its tests
+        if name.endswith('paper.site.ipynb'): text = re.sub(r'<pre.*?</pre>', '', text, flags=re.S)
         bad = re.findall(r'Call self as a function|Define the computation performed|:NoneType=|\[`[^`\n]+`\]\([^\n]*',
                          re.sub('<[^>]+>', '', text))
         assert not bad, f'{name}: {bad}'

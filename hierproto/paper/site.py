@@ -266,6 +266,8 @@ def first_sentence(md):
     paragraphs = [' '.join(p.split()) for p in re.split(r'\n\s*\n', md) if p.strip()]
     text = next((p for p in reversed(paragraphs) if p[0] not in '#|!-<'), paragraphs[-1] if paragraphs else 'Figure')
     text = re.sub(r'!?\[(.*?)\]\(.*?\)', r'\1', text).translate({ord(c): None for c in '`*$\\'})
+    # Quarto takes a lone % in the text of an image for a broken address
+    text = text.replace('%', ' percent')
     return re.split(r'(?<=[.:?])\s', text.lstrip('# '))[0].rstrip(':')[:250]
 
 # %% ../../nbs/723_paper.site.ipynb #4afb9f0b
