@@ -1,7 +1,7 @@
 # Every target makes .venv and installs what it needs first, and does nothing twice. `make` alone lists them.
 PYTHON ?= python3
 BIN    := .venv/bin
-READY  := .venv/.ready
+READY  := .venv/.ready-$(firstword $(shell cat settings.ini setup.py | cksum))
 NEWEST := $(addprefix tests/test_, $(addsuffix .py, distortion hierarchy learner numerics properties regressions v02))
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-newest docs bench stress clean
@@ -9,12 +9,14 @@ NEWEST := $(addprefix tests/test_, $(addsuffix .py, distortion hierarchy learner
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The stamp is newer than settings.ini and setup.py exactly when the environment holds what they ask for.
-$(READY): settings.ini setup.py
+# The stamp's name has a checksum of settings.ini and setup.py: it exists exactly when the
+# environment holds what they ask for.
+$(READY):
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@-git rev-parse --git-dir >/dev/null 2>&1 && $(BIN)/nbdev_install_hooks
+	@rm -f .venv/.ready*
 	@touch $@
 
 demo: $(READY) ## the six models of Figure 1 on scikit-learn's digits: a table, and a picture in demo/
