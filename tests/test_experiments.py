@@ -184,6 +184,11 @@ def curves_id(r, file):
     from hierproto.paper.studies import recipe
     return recipe(r.data, 'curves', r.method, r.seed, **json.loads(r.settings))['run_id']
 
+def new_classes_id(r, file):
+    from hierproto.paper.new_classes import new_class_recipe
+    examples = None if pd.isna(r.examples) else int(r.examples)
+    return new_class_recipe(r.method, r.seed, r.how, examples)['run_id']
+
 def ids_digest(df): return hashlib.sha1(' '.join(df.run_id).encode()).hexdigest()
 
 # rows of a recipe that no longer exists: their ids cannot be recomputed, and stay as they are
