@@ -55,8 +55,8 @@ def savings(
     says = [p.contradictions()]
     for name, o in others:
         d = o.differences(p).loc['AHC']
-        least = name.endswith('cost')
-        how = 'the class of least expected cost' if least else 'a group where no class reaches one half'
+        how = 'a group where no class reaches one half'
+        if name.endswith('cost'): how = 'the class of least expected cost'
         says.append(f'Answering with {how} changes the cost from {d.before:.3f} to {d.after:.3f} '
                     f'({chance(d.low, d.high, d.p)}).')
     says.append('This relies on the probabilities, whose calibration error is '
@@ -69,8 +69,8 @@ def _calibration(p):
     return 100*calibration_error(p.probs[p.known], p.targets[p.known], probs=True).item()
 
 # %% ../nbs/505_audit.ipynb #85c9c8ee
-_MEASURES_NOTE = ('With 95% intervals, by the bootstrap. AHC: average cost of an answer, 0 if right; '
-                  'severity: average cost of a mistake; groups count as mistakes.')
+_MEASURES_NOTE = ('With 95% intervals, by the bootstrap. AHC: average cost of an answer, '
+                  '0 if right; severity: average cost of a mistake; groups count as mistakes.')
 
 def _title_part(p, lines):
     "The number of samples, and the measures of `lines` with intervals"
@@ -88,10 +88,11 @@ def _short(name): return plain(name if len(name) <= 80 else f'{name[:50]}…{nam
 
 def _order(h):
     "Numbers of the classes in the order of the tree"
-    return sorted(range(len(h)), key=lambda k: h.nodes[k]) if isinstance(h, Hierarchy) else [*range(len(h))]
+    classes = range(len(h))
+    return sorted(classes, key=lambda k: h.nodes[k]) if isinstance(h, Hierarchy) else [*classes]
 
 def _matrix(p, most=20000, shown=40):
-    "Names, cells (row, column, times, cost, level), costly mistakes and their images, for the script"
+    "For the script: names, cells (row, column, times, cost, level), costly mistakes, images"
     preds, targets, count, cost = (o[:most] for o in p.confusions())
     groups = {*preds.tolist()} - {*range(len(p.h))}
     order = [*_order(p.h), *sorted(groups)]
@@ -107,7 +108,7 @@ def _matrix(p, most=20000, shown=40):
     return dict(matrix=matrix, **_mistakes(p.costly(shown), keys, wrong))
 
 def _mistakes(t, keys, cells):
-    "Rows of the table `t` of costly mistakes, and small images of each, by the `keys` of their `cells`"
+    "Rows and small images of the costly mistakes in `t`, by the `keys` of their `cells`"
     levels = [cell[4] for cell in cells]
     values = zip(keys, levels, t.true, t.predicted, t.times, t.cost, t.total)
     rows = [[key, level, _short(a), _short(b), *c] for key,level,a,b,*c in values]
@@ -131,16 +132,17 @@ def _thumbs(files):
 
 # %% ../nbs/505_audit.ipynb #65ccb6fb
 def _curve(p, most=2*10**7):
-    "Threshold, share of right answers, share of classes and cost of `back_off`, of some samples if there are many"
+    "Threshold, share of right answers, share of classes and cost of `back_off`"
     at = p.known.nonzero()[:,0]
     every = math.ceil(len(at)*p.h.n_nodes/most) or 1
-    at = at[::every]
+    at = at[::every] # some of them, if there are many
     t = trade_off(p.probs[at], p.targets[at], p.h, np.linspace(0, 1, 21), probs=True)
     return t[['threshold','accuracy','classes','cost']].round(4).values.tolist()
 
 def _folded_tree(p):
     "Name, mistakes, samples and children of the root, and of each child in the same way"
-    counts = [torch.bincount(o, minlength=len(p.h)) for o in (p.targets[p.wrong], p.targets[p.known])]
+    def count(which): return torch.bincount(p.targets[which], minlength=len(p.h))
+    counts = [count(p.wrong), count(p.known)]
     sums = SubtreeSum(p.h)(torch.stack(counts).double()).long().tolist()
     names = [_short(path[-1] if path else 'all') for path in p.h.nodes]
     nodes = [[*o, []] for o in zip(names, *sums)]
@@ -187,8 +189,10 @@ def _only_part(p, other):
     pairs = p.changed_confusions(other, 2*len(p))
     new, gone = pairs[pairs.before==0], pairs[pairs.after==0]
     parts = []
-    if len(new): parts += [P('Confusions that only these predictions have:'), _confusions_table(new)]
-    if len(gone): parts += [P('Confusions that only the others have:'), _confusions_table(gone)]
+    if len(new):
+        parts += [P('Confusions that only these predictions have:'), _confusions_table(new)]
+    if len(gone):
+        parts += [P('Confusions that only the others have:'), _confusions_table(gone)]
     return parts
 
 # %% ../nbs/505_audit.ipynb #d40cdad5
@@ -254,8 +258,9 @@ def _slice_part(t):
         id='slices')
 
 # %% ../nbs/505_audit.ipynb #ba7fe5f8
-_SUSPECTS_NOTE = ('The probabilities favour another class, far from the label. Look at these labels '
-                  'first; probabilities of images that the model was trained on cannot tell.')
+_SUSPECTS_NOTE = ('The probabilities favour another class, far from the label. '
+                  'Look at these labels first; '
+                  'probabilities of images that the model was trained on cannot tell.')
 
 def _suspect_part(p, t):
     "Suspected labels with images where files exist"
@@ -396,10 +401,11 @@ def _write_tables(out, p, other=None):
 
 # %% ../nbs/505_audit.ipynb #fa1a8f04
 def _failure(p, fail_above, worse_than, name):
-    "Why `p` does not pass: a cost above `fail_above`, or reliably above that of the paired predictions `worse_than`"
+    "Why `p` fails: a cost above `fail_above`, or reliably above that of the paired `worse_than`"
     o = p.intervals().loc['AHC']
     if fail_above is not None and not o.value <= fail_above:
-        return f'the average cost is {o.value:.3f} ({o.low:.3f} to {o.high:.3f}), above {fail_above:g}'
+        ends = f'({o.low:.3f} to {o.high:.3f})'
+        return f'the average cost is {o.value:.3f} {ends}, above {fail_above:g}'
     if worse_than is None: return ''
     d = p.differences(worse_than)
     return verdict_against(d, name) if d.p.AHC < .05 and d.change.AHC > 0 else ''
@@ -420,16 +426,16 @@ def _check_audit(out, files, shuffles, seed, fail_above, force):
         fail('this folder has a report: choose another --out, or --force', out)
 
 def audit(
-    predictions:str, # table (.csv, .xlsx or .jsonl) with `target` and `prediction`, or a probability per class
-    classes:str, # .csv or .json file of the tree or costs, or a tree of the library; after --subset, hierarchy.json
+    predictions:str, # table (.csv, .xlsx, .jsonl) with `target` and `prediction` or probabilities
+    classes:str, # file of the tree or costs, or a tree's name; after --subset, hierarchy.json
     out:str='audit', # folder for report.html and its tables
     against:str=None, # table of another model for the same files: differences with intervals
-    groups:str='', # column with what samples belong to, such as patients or sites: intervals are over these
+    groups:str='', # column with what samples belong to, such as patients: intervals are over these
     scores:bool=False, # the columns are scores (logits), not probabilities
     shuffles:int=1000, # number of shuffled hierarchies to compare with; 0 for none
     seed:int=0, # of the shuffling
     fail_above:float=None, # end with status 1 if the average cost is above this
-    fail_worse_than:str=None, # table of another model: end with status 1 if the average cost is reliably above its cost
+    fail_worse_than:str=None, # table of another model: end with status 1 if reliably costlier
     force:bool=False # overwrite a report in the folder
 ):
     "What the mistakes of any model cost: read its predictions, print a table and write a page"

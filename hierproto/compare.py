@@ -13,10 +13,12 @@ from joblib import Parallel, delayed
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from fastcore.xml import Div, H2, P
 from fastai.basics import *
-from .files import add_row, commit, finished, locked, plain, read_rows, versions, write_whole
+from .files import (add_row, commit, finished, locked, plain, read_rows, versions,
+                             write_whole)
 from .hierarchy import *
 from .hierarchy import fail, quoted, read_hierarchy
-from .stats import MARGIN, Estimate, crossval_estimate, forest_plot, half_width, holm_levels, judge
+from .stats import (MARGIN, Estimate, crossval_estimate, forest_plot, half_width,
+                             holm_levels, judge)
 from .inference import CRM, argmax_rule, expected_cost
 from .metrics import calibration_error, hier_report, level_metric_names
 from .calibration import fit_temperature
@@ -26,7 +28,7 @@ from .learner import add_norm, hier_learner, use_rule
 from .pages import html_table, page, svg
 from .features import features, one_thread, put_back, train_head
 from .images import check_classes, digest, image_table
-from .audit import read_predictions
+from .answers import read_answers
 
 # %% ../nbs/508_compare.ipynb #d86ca90c
 def _views(x):
@@ -35,7 +37,7 @@ def _views(x):
     if x.dtype!=torch.half: x = x.float()
     return x[:,None] if x.ndim==2 else x
 
-def _labels(y, n_classes):
+def _class_numbers(y, n_classes):
     "`y` as class numbers, checked"
     y = torch.as_tensor(np.asarray(y) if isinstance(y, (list,tuple)) else y).as_subclass(Tensor)
     y = y.long()
@@ -58,10 +60,10 @@ class Pool:
     names: list = None # of the images that are tested, such as their files
 
     def __post_init__(self):
-        self.x, self.y = _views(self.x), _labels(self.y, len(self.vocab))
+        self.x, self.y = _views(self.x), _class_numbers(self.y, len(self.vocab))
         n = len(self.x)
         if n!=len(self.y): fail(f'{n} rows of features, but {len(self.y)} labels')
-        if self.test: self.test = _views(self.test[0]), _labels(self.test[1], len(self.vocab))
+        if self.test: self.test = _views(self.test[0]), _class_numbers(self.test[1], len(self.vocab))
         tested = self.test or (self.x, self.y)
         if self.groups is not None and len(self.groups)!=len(tested[1]):
             fail(f'`groups` has {len(self.groups)} entries for {len(tested[1])} images')
@@ -152,7 +154,7 @@ def node_costs(
     "Cost of each answer for each class, (answers, K)"
     return as_costs(h, hidden=True)[:,:len(h)] if nodes else as_costs(h)
 
-def _answers(scores, h, rule, temperature):
+def _rule_answers(scores, h, rule, temperature):
     "Number of the answer to each row of `scores` (N, K)"
     if rule=='argmax': return scores.argmax(1)
     if rule=='crm': return expected_cost(scores, node_costs(h), probs=False).argmin(1)
@@ -166,11 +168,11 @@ def answer_costs(
     temperature=1., # for the rule 'node'
 ):
     "What the answers of `rule` cost, (N,)"
-    answers = _answers(scores, h, rule, temperature)
+    answers = _rule_answers(scores, h, rule, temperature)
     return node_costs(h, rule=='node')[answers, y]
 
 # %% ../nbs/508_compare.ipynb #025b8d19
-def _measure(scores, y, h, rule, temperature=1.):
+def _metrics_of(scores, y, h, rule, temperature=1.):
     "Metrics of `scores` (N, K) for the classes `y` under the decision `rule`"
     costs = answer_costs(scores, y, h, rule, temperature)
     res = dict(er=(costs>0).float().mean().item(), ahc=costs.mean().item())
@@ -200,18 +202,18 @@ def _trials(name):
 
 # %% ../nbs/508_compare.ipynb #0d070ac8
 @torch.no_grad()
-def _scores(learn, x):
+def _scores_of(learn, x):
     "Scores (N, K) of the first view of the features `x`"
     learn.model.eval()
     batches = (o[:,0].float().to(learn.dls.device) for o in x.split(4096))
     return torch.cat([learn.model(o).cpu() for o in batches])
 
-def _held_out(pool, train, setup, trial, folds):
+def _held_out_scores(pool, train, setup, trial, folds):
     "For each test fold, the images that choose for it and their scores under `trial`"
     def without(*left): return train(np.flatnonzero(~np.isin(folds, left)), **setup, **trial)
     def part(model, fold):
         idx = np.flatnonzero(folds==fold)
-        return idx, _scores(model, pool.x[idx])
+        return idx, _scores_of(model, pool.x[idx])
     if pool.test: return [[part(without(f), f) for f in (0, 1)]] # all folds are for training
     models = [without(f, (f+1)%_FOLDS) for f in range(_FOLDS)]
     return [[part(models[f], (f+1)%_FOLDS), part(models[f-1], (f-1)%_FOLDS)] for f in range(_FOLDS)]
@@ -226,20 +228,20 @@ def _choose(pool, train, setup, name, folds):
     "For each test fold, the best settings of the method `name` and their temperature"
     best = {}
     for trial in _trials(name):
-        for f,parts in enumerate(_held_out(pool, train, setup, trial, folds)):
+        for f,parts in enumerate(_held_out_scores(pool, train, setup, trial, folds)):
             y = pool.y[np.concatenate([i for i,_ in parts])]
             loss, t = _quality(torch.cat([s for _,s in parts]), y)
             if f not in best or loss < best[f][0]: best[f] = loss, trial, t
     return [(trial, t) for _,trial,t in best.values()]
 
 # %% ../nbs/508_compare.ipynb #db9f3651
-def _train(pool, h, method, seed, idx, **kwargs):
+def _train_on(pool, h, method, seed, idx, **kwargs):
     "A `Learner` of `method` on the images `idx`"
     some = idx[:1] # a validation set is part of the loaders, but not used
     train, valid = ((pool.x[i], pool.y[i]) for i in (idx, some))
     return train_head(train, valid, pool.vocab, h, method, seed, **kwargs)
 
-def _parts(pool, folds):
+def _test_parts(pool, folds):
     "Images to train on and features and classes to test on, for each final model"
     if pool.test: return [(np.arange(len(pool.y)), pool.test[0])]
     return [(np.flatnonzero(folds!=f), pool.x[folds==f]) for f in range(_FOLDS)]
@@ -247,19 +249,19 @@ def _parts(pool, folds):
 def _final(pool, train, setup, chosen, folds):
     "Scores of all tested images by models that have not seen them, and seconds of both steps"
     scores, seconds = torch.empty(len(pool.targets), len(pool.vocab)), np.zeros(2)
-    for f,((idx,x),(trial,_)) in enumerate(zip(_parts(pool, folds), chosen)):
+    for f,((idx,x),(trial,_)) in enumerate(zip(_test_parts(pool, folds), chosen)):
         start = time.perf_counter()
         learn = train(idx, **setup, **trial)
         trained = time.perf_counter()
-        scores[np.arange(len(x)) if pool.test else folds==f] = _scores(learn, x)
+        scores[np.arange(len(x)) if pool.test else folds==f] = _scores_of(learn, x)
         seconds += trained - start, time.perf_counter() - trained
     return scores, seconds
 
 # %% ../nbs/508_compare.ipynb #76c8969f
-def _run(pool, h, name, seed, setup, rules, method=None):
+def _run_method(pool, h, name, seed, setup, rules, method=None):
     "Rows of the method `name` in the repetition `seed`, one per rule, and the costs of its answers"
     start = time.perf_counter()
-    train = partial(_train, pool, h, method or name, seed)
+    train = partial(_train_on, pool, h, method or name, seed)
     folds = fold_numbers(pool.y, seed, None if pool.test else pool.groups)
     chosen = _choose(pool, train, setup, name, folds)
     scores, (training, answering) = _final(pool, train, setup, chosen, folds)
@@ -271,7 +273,7 @@ def _run(pool, h, name, seed, setup, rules, method=None):
         test_ms=round(1e6*answering/n, 1),
         seconds=round(time.perf_counter() - start, 1))
     T = torch.tensor(temperatures)[np.zeros(n, dtype=int) if pool.test else folds][:,None]
-    measured = partial(_measure, scores, pool.targets, h)
+    measured = partial(_metrics_of, scores, pool.targets, h)
     costs = [answer_costs(scores, pool.targets, h, o, T) for o in rules]
     rows = [dict(facts, rule=o, **measured(o, T)) for o in rules]
     return rows, [c.numpy().astype('float32') for c in costs]
@@ -300,7 +302,7 @@ def method_names(
     return names
 
 # %% ../nbs/508_compare.ipynb #edffc710
-_TITLES = dict(
+_IN_WORDS = dict(
     cross_entropy='cross-entropy', hxe='HXE', emd='XE+EMD', yolo='YOLO', deep_ncm='Deep-NCM',
     learnt='learnt prototypes', fixed='fixed prototypes', gp_disto='guided prototypes',
     gp_rank='guided prototypes (rank)', frame='fixed frame', haframe='HAFrame', hie='HiE',
@@ -311,14 +313,14 @@ def in_words(
     rule='argmax', # one of `RULES`
 ):
     "Name of a method and its decision rule, to read"
-    name = _TITLES.get(method, method.replace('_', ' '))
+    name = _IN_WORDS.get(method, method.replace('_', ' '))
     return name + dict(argmax='', crm=', least risk', node=', any node')[rule]
 
 # %% ../nbs/508_compare.ipynb #429748f2
 _COLUMNS = '''run_id data method rule seed er ahc severity top5_cost nll ece levels settings
     n epochs train_seconds test_ms seconds commit versions'''.split()
 
-def _run_id(pool, h, name, seed, rule, setup):
+def _id_of(pool, h, name, seed, rule, setup):
     made = get_method(name)
     method = [name, made.make.__qualname__, repr(made.params)]
     groups = None if pool.groups is None else digest(*map(str, pool.groups))
@@ -336,15 +338,15 @@ def _begin(parent):
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 def _task(x, y, test, pool, *args):
-    "`_run` in another process; arrays come one by one so that joblib can share them"
+    "`_run_method` in another process; arrays come one by one so that joblib can share them"
     tensor_of = torch.from_numpy
     arrays = dict(x=tensor_of(x), y=tensor_of(y), test=test and tuple(map(tensor_of, test)))
-    return one_thread()(_run)(Pool(**pool, **arrays), *args)
+    return one_thread()(_run_method)(Pool(**pool, **arrays), *args)
 
 def _run_all(pool, tasks, jobs):
-    "Yields the result of each of `tasks`, arguments of `_run` after the pool"
+    "Yields the result of each of `tasks`, arguments of `_run_method` after the pool"
     if jobs==1 or len(tasks)<2:
-        yield from (one_thread()(_run)(pool, *o) for o in tasks)
+        yield from (one_thread()(_run_method)(pool, *o) for o in tasks)
         return
     arrays = pool.x.numpy(), pool.y.numpy(), pool.test and tuple(o.numpy() for o in pool.test)
     facts = {k: v for k,v in vars(pool).items() if k not in ('x','y','test')}
@@ -423,9 +425,9 @@ def compare(
     if seeds<1: raise ValueError(f'seeds must be >= 1, got {seeds}')
     if len(names)*len(rules)<2 and not predictions:
         raise ValueError('nothing to compare: pass another method or rule')
-    yours = predictions and _read_answers(predictions, pool, h)
+    yours = predictions and _your_model(predictions, pool, h)
     runs = [(m,s,r) for s in range(seeds) for m in names for r in rules]
-    ids = {o: _run_id(pool, h, *o, setup) for o in runs}
+    ids = {o: _id_of(pool, h, *o, setup) for o in runs}
     with tempfile.TemporaryDirectory() as tmp:
         path = Path(out or tmp)/'comparison.csv'
         rows, costs = _all_rows(path, pool, h, ids, setup, rules, jobs, name, progress)
@@ -478,7 +480,7 @@ class Comparison:
         return 'cross_entropy', self.rules[0]
 
 # %% ../nbs/508_compare.ipynb #00cd2a8b
-_METRICS = dict(
+_SHOWN = dict(
     er='ER %', ahc='AHC', severity='severity', top5_cost='cost of best 5', nll='NLL', ece='ECE',
     train_seconds='training, s', test_ms='answers, ms per 1,000')
 
@@ -486,8 +488,8 @@ _METRICS = dict(
 def table(self:Comparison):
     "Mean of each metric over the repetitions, lowest average cost first, by method and rule"
     groups = self.rows.groupby(['method','rule'])
-    t = groups[list(_METRICS)].mean().sort_values('ahc')
-    return t.assign(er=100*t.er).rename(columns=_METRICS)
+    t = groups[list(_SHOWN)].mean().sort_values('ahc')
+    return t.assign(er=100*t.er).rename(columns=_SHOWN)
 
 # %% ../nbs/508_compare.ipynb #7dca7f80
 @patch
@@ -557,12 +559,25 @@ def _matched(files, names, f):
     if not missing: fail(f'{f}: several images have the same name: give their paths')
     fail(f'{f}: nothing for {len(missing)} of {len(names)} images, such as {quoted(missing, 3)}')
 
-def _read_answers(f, pool, h):
+def _your_model(f, pool, h):
     "Name, probabilities if there are any, and answers, of the predictions in the file `f`"
-    p = read_predictions(f, h)
-    at = _matched(p.files or [], pool.names, f)
-    probs = None if p.probs is None else p.probs[at]
-    return Path(f).stem, probs, p.preds[at]
+    o = read_answers(f, h)
+    at = _matched(o.files or [], pool.names, f)
+    if o.targets is not None: _check_labels(o.targets[at], pool, h, f)
+    probs = None if o.probs is None else o.probs[at]
+    preds = probs.argmax(1) if o.preds is None else o.preds[at]
+    return _your_name(Path(f).stem), probs, preds
+
+def _check_labels(targets, pool, h, f):
+    "Refuse a file whose labels differ from those of the images"
+    for i in ((targets<len(h)) & (targets!=pool.targets)).nonzero()[:1,0].tolist():
+        there, here = h.leaves[targets[i]], h.leaves[pool.targets[i]]
+        fail(f'{f}: the target of {str(pool.names[i])!r} is {there!r}, but the image is in {here!r}')
+
+def _your_name(name):
+    "`name` of a model, or another one if a method is called so"
+    taken = {*METHODS, *map(in_words, METHODS)}
+    return f'{name} (yours)' if {name, in_words(name)} & taken else name
 
 @patch
 def add(self:Comparison,
@@ -607,7 +622,7 @@ def winner(self:Comparison):
     return self.pick()
 
 # %% ../nbs/508_compare.ipynb #7f0e0e22
-def _ends(r): return f'{r.adj_low:+.1f} to {r.adj_high:+.1f}%'
+def _ends_text(r): return f'{r.adj_low:+.1f} to {r.adj_high:+.1f}%'
 
 def _some(names, most):
     "The first of `names`, and how many more there are"
@@ -640,7 +655,7 @@ def _family_advice(self:Comparison, nodes):
     if len(good):
         r = good.iloc[0]
         says.append(f'Use {good.index[0]}: the average cost is {-r.change:.1f}% lower '
-                    f'than that of {base} ({_ends(r)}).')
+                    f'than that of {base} ({_ends_text(r)}).')
         if len(good)>1: says.append(f'Also lower: {_some(good.index[1:], 3)}.')
     else:
         says.append(f'No candidate is shown to cost less than {base} by {MARGIN:g}% or more: '
@@ -649,7 +664,7 @@ def _family_advice(self:Comparison, nodes):
         some = d[d.verdict==word]
         if len(some): says.append(f'{word.capitalize()}: {_some(some.index, 6)}.')
     if len(rest):
-        says.append(f"Undecided: {_some([f'{k} ({_ends(r)})' for k,r in rest.iterrows()], 3)}.")
+        says.append(f"Undecided: {_some([f'{k} ({_ends_text(r)})' for k,r in rest.iterrows()], 3)}.")
         if np.isfinite(rest.low).all(): says.append(self._shows(rest, nodes))
     return ' '.join(says)
 
@@ -666,7 +681,7 @@ def free_choices(self:Comparison):
 def _free_advice(self:Comparison):
     method = in_words(self.winner[0])
     rows = self.free_choices().iterrows()
-    says = [f'{k}: {r.change:+.1f}% ({_ends(r)}), {r.verdict}' for k,r in rows]
+    says = [f'{k}: {r.change:+.1f}% ({_ends_text(r)}), {r.verdict}' for k,r in rows]
     return f"Without another training, {method} with {'; '.join(says)}." if says else ''
 
 @patch
@@ -782,6 +797,8 @@ _NOTE = ('Intervals: 95%, over images and trainings; adjusted by Holm within eac
          'Severity: average cost of a mistake. Least risk: the least expected cost. '
          'Any node: the answer may be a group. '
          'Settings: the best of four trials on images that are not tested.')
+_ERRORS = ('Standard errors of these changes: how much comes from the choice of test images, '
+           'and how much from seeds and trainings. More images lower the one, more seeds the other.')
 
 @patch
 def save_page(self:Comparison,
@@ -796,9 +813,7 @@ def save_page(self:Comparison,
         parts += [H2(f'Change against {in_words(*base)}, in percent')]
         parts += [html_table(self.intervals(nodes))]
         if self.pool.test:
-            parts += [P('Standard errors of these changes: how much comes from the choice of test images, and how much from '
-                        'seeds and trainings. More images lower the one, more seeds the other.'),
-                      html_table(self.error_parts(nodes))]
+            parts += [P(_ERRORS), html_table(self.error_parts(nodes))]
     levels = self.levels()
     levels.index = pd.Index([in_words(*o) for o in levels.index], name='method')
     parts += [H2('Means'), html_table(self.means())]
@@ -826,7 +841,7 @@ def best(self:Comparison):
     settings = sum(map(json.loads, self.rows[self.rows.method==method].settings), [])
     settings = json.loads(Counter(map(json.dumps, settings)).most_common(1)[0][0])
     everything = np.arange(len(pool.y))
-    learn = _train(pool, self.h, method, 0, everything, **self.setup, **settings)
+    learn = _train_on(pool, self.h, method, 0, everything, **self.setup, **settings)
     learn = HeadLearner.from_learner(learn, **{**settings, 'm': self.setup['m'], 'lr': defaults.lr})
     use_rule(learn, CRM(learn.hierarchy) if rule=='crm' else argmax_rule)
     learn.dls.features = pool.features
@@ -874,6 +889,8 @@ def read_groups(
     df = pd.read_csv(f, dtype=str)
     missing = {'file','group'} - {*df}
     if missing: fail(f"{f} needs the columns file and group, but has {', '.join(map(repr, df))}")
+    empty = df.group.isna()
+    if empty.any(): fail("the cell is empty (column 'group')", f'{f}, row {int(empty.argmax())+1}')
     at = _matched([*df.file], names, f)
     return df.group.iloc[at].tolist()
 

@@ -7,7 +7,7 @@ import numpy as np, pandas as pd, pytest, torch
 
 from hierproto.body import embedder
 from hierproto.cli import run_command
-from hierproto.compare import Pool, compare, read_costs
+from hierproto.compare import Pool, compare, read_costs, read_groups
 from hierproto.files import finished, read_rows
 from hierproto.features import features, put_back
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
@@ -219,13 +219,46 @@ def test_the_order_of_class_names_does_not_matter():
     with pytest.raises(HierarchyError, match='a decision rule of another method'): compare(pool, TREE, 'cross_entropy_crm')
 
 
+def answers_of(pool, folder, name, **columns):
+    "A file of right answers for the images of `pool`, called `name`"
+    table = pd.DataFrame(dict(file=pool.names, prediction=[pool.vocab[k] for k in pool.y])).assign(**columns)
+    table.to_csv(folder/name, index=False)
+    return folder/name
+
+
+def test_a_file_that_is_called_like_a_method_does_not_replace_it(tmp_path):
+    pool = made_up_pool()
+    pool.names = [f'{i}.png' for i in range(60)]
+    run = lambda f=None: compare(pool, TREE, 'learnt', seeds=1, epochs=1, m=4, progress=False, out=tmp_path, predictions=f)
+    before = run().table().AHC
+    for name in ('cross_entropy.csv', 'learnt prototypes.csv'):
+        t = run(answers_of(pool, tmp_path, name)).table().AHC
+        assert (t[before.index] == before).all()
+        assert t[f'{name[:-4]} (yours)', 'argmax'] == 0
+
+
+def test_your_own_answers_need_no_target_but_must_not_contradict_the_data(tmp_path):
+    pool = made_up_pool()
+    pool.names = [f'{i}.png' for i in range(60)]
+    run = lambda f: compare(pool, TREE, 'learnt', seeds=1, epochs=1, m=4, progress=False, out=tmp_path, predictions=f)
+    assert run(answers_of(pool, tmp_path, 'mine.csv')).table().AHC['mine', 'argmax'] == 0
+    labels = [pool.vocab[k] for k in pool.y.roll(1)]
+    with pytest.raises(HierarchyError, match="the target of '0.png' is .*, but the image is in"):
+        run(answers_of(pool, tmp_path, 'mine.csv', target=labels))
+
+
+def test_an_empty_group_is_an_error(tmp_path):
+    (tmp_path/'g.csv').write_text('file,group\na.png,x\nb.png,\n')
+    with pytest.raises(HierarchyError, match='row 2: the cell is empty'): read_groups(tmp_path/'g.csv', ['a.png', 'b.png'])
+
+
 def test_no_image_is_tested_by_a_model_that_has_seen_it(monkeypatch):
     "Neither in training, nor in the choice of settings"
     from hierproto import compare as module
     pool, seen = made_up_pool(), []
     pool.x[:, 0, 0] = torch.arange(60) # a mark
     marks = lambda x: {*x[:, 0, 0].long().tolist()}
-    train, scores, choose = module.train_head, module._scores, module._choose
+    train, scores, choose = module.train_head, module._scores_of, module._choose
     def traced(part, *args, **kwargs):
         learn = train(part, *args, **kwargs)
         learn.marks = marks(part[0])
@@ -235,7 +268,7 @@ def test_no_image_is_tested_by_a_model_that_has_seen_it(monkeypatch):
         seen.append((len(learn.marks), marks(x)))
         return scores(learn, x)
     monkeypatch.setattr(module, 'train_head', traced)
-    monkeypatch.setattr(module, '_scores', checked)
+    monkeypatch.setattr(module, '_scores_of', checked)
     compare(pool, TREE, 'learnt', seeds=1, rules='argmax', epochs=1, m=4, progress=False)
     final = [m for n, m in seen if n == 48]
     assert len(final) == 2*5 and sorted(sum(map(list, final[:5]), [])) == [*range(60)], 'each image is tested once'
