@@ -7,7 +7,9 @@ from torch import nn
 from hierproto.all import *
 from hierproto.calibration import calibrate
 from hierproto.images import ImageError
-from hierproto.saving import ModelError, Predictor, push_to_hub
+from hierproto.hub import push_to_hub
+from hierproto.predictions import Predictions
+from hierproto.saving import ModelError, Predictor
 import hierproto.saving as S
 
 TREE = Hierarchy.from_paths([('x', 'a'), ('x', 'b'), ('y', 'c'), ('y', 'd')])
@@ -210,12 +212,14 @@ def hub(tmp_path, monkeypatch):
 
 def test_to_the_hub_and_back(work, tmp_path, hub):
     p, x = load_classifier(work/'m0'), torch.rand(2, 3, 32, 32)
-    assert push_to_hub(p, 'me/model', table=pd.DataFrame({'AHC': [.5]}, ['gp_disto'])) == 'https://hub/commit'
+    h = p.h
+    every = Predictions(torch.arange(len(h)), h, torch.arange(len(h)).roll(1))
+    assert push_to_hub(p, 'me/model', every) == 'https://hub/commit'
     assert {o.name for o in (tmp_path/'hub'/'me'/'model').iterdir()} == {*S._files, 'README.md'}
     assert torch.equal(load_classifier('hf://me/model@v1').scores(x), p.scores(x))
     assert hub[-1] == ('download', 'me/model', 'v1', sorted(S._files))
     card = (tmp_path/'hub'/'me'/'model'/'README.md').read_text()
-    assert '| gp_disto | 0.5 |' in card and TREE.align(p.h.leaves).tree() in card
+    assert '| AHC | 3.00 (2.00 to 4.00) |' in card and TREE.align(h.leaves).tree() in card
 
 def test_hostile_models_on_the_hub_are_refused_like_any(work, tmp_path, hub):
     push_to_hub(work/'m0', 'me/model')
