@@ -15,7 +15,7 @@ from fastcore.basics import noop, patch
 from fastai.learner import Learner
 from fastai.callback.progress import ProgressCallback # for `no_bar`
 from .hierarchy import *
-from .metrics import as_probs, check_scores, scores_only
+from .metrics import as_probs, as_scores, check_scores, scores_only
 from .subtree import SubtreeSum
 
 # %% ../nbs/203_inference.ipynb #96a92c23
@@ -34,6 +34,7 @@ def expected_cost(
     probs=None # are `scores` probabilities? found out by default, see `as_probs`
 ):
     "Expected cost of each answer, (B, answers[, H, W])"
+    scores = as_scores(scores)
     if not isinstance(D, torch.Tensor): D = as_costs(align_costs(D, vocab))
     K, n = scores.shape[1], D.shape[1]
     if K != n: raise HierarchyError(f'scores are for {K} classes, costs for {n}')
@@ -53,8 +54,8 @@ def crm(scores, D, vocab=None, probs=None):
 # %% ../nbs/203_inference.ipynb #2bcf8040
 def subtree_probs(scores, h, vocab=None, probs=None):
     "Probability of every node of `h`, (B, n_nodes[, H, W]); arguments as in `expected_cost`"
-    sums = SubtreeSum(align_costs(h, vocab)).to(scores.device)
-    return sums(as_probs(scores, probs))
+    p = as_probs(scores, probs)
+    return SubtreeSum(align_costs(h, vocab)).to(p.device)(p)
 
 # %% ../nbs/203_inference.ipynb #9994163b
 class Rule(nn.Module):
@@ -105,6 +106,7 @@ def answers(self:BackOff,
 # %% ../nbs/203_inference.ipynb #81b91d73
 def back_off(scores, h, threshold=.5, vocab=None, probs=None):
     "The smallest node of `h` with probability `threshold`; other arguments as in `expected_cost`"
+    scores = as_scores(scores)
     return BackOff(h, threshold, vocab).to(scores.device)(scores, probs)
 
 # %% ../nbs/203_inference.ipynb #cd3ec106
@@ -237,6 +239,7 @@ def class_path(
     probs=None # as in `expected_cost`; the rule then gets log-probabilities
 ):
     "The answer of `rule` in its groups, with probabilities"
+    scores = as_scores(scores)
     if scores.ndim == 1: return class_path(scores[None], h, rule, vocab, probs)[0]
     h = align_costs(h, vocab)
     p = as_probs(scores, probs).cpu()

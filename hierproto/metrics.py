@@ -87,6 +87,10 @@ def _refuse_sums(total): raise HierarchyError(
     'divided by the sum of their row, or `probs=False` if they are scores')
 
 # %% ../nbs/202_metrics.ipynb #6304bb88
+def as_scores(x):
+    "`x` as a tensor; arrays and lists are accepted"
+    return x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
+
 def _floats(x): return x if x.dtype == torch.float64 else x.float()
 
 def looks_like_probs(x):
@@ -109,6 +113,7 @@ def as_probs(
     probs=None # are they probabilities? None looks at the values
 ):
     "Probabilities whose rows sum to one: the softmax of `scores`, unless they are probabilities"
+    scores = as_scores(scores)
     check_scores(scores)
     x = _floats(scores)
     if probs is None: probs = looks_like_probs(x)

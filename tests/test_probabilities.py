@@ -118,3 +118,14 @@ def test_path_of_one_sample_in_double_precision(real):
         warnings.simplefilter('ignore')
         for rule in ('argmax', 'crm', 'back_off', functools.partial(back_off, h=h, threshold=.6), CRM(D)):
             assert class_path(P[5].round(decimals=4), h, rule).names == class_path(scores[5], h, rule).names
+
+
+@pytest.mark.parametrize('as_given', [lambda P: P.numpy(), lambda P: P.tolist()], ids=['array', 'list'])
+def test_rules_take_arrays_and_lists(as_given):
+    "As scikit-learn's `predict_proba` returns them"
+    from hierproto.inference import back_off, class_path, crm, expected_cost, node_crm, subtree_probs
+    h = Hierarchy.from_paths([('animal', 'cat'), ('animal', 'dog'), ('plant', 'oak')])
+    P = torch.tensor([[.5, .3, .2], [.4, .35, .25], [.1, .1, .8]], dtype=torch.float64)
+    for f in (crm, back_off, node_crm, expected_cost, subtree_probs):
+        assert torch.equal(f(as_given(P), h, probs=True), f(P, h, probs=True)), f.__name__
+    assert [o.names for o in class_path(as_given(P), h, probs=True)] == [o.names for o in class_path(P, h, probs=True)]
