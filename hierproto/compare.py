@@ -33,14 +33,14 @@ from .answers import read_answers
 # %% ../nbs/508_compare.ipynb #d86ca90c
 def _views(x):
     "`x` as a tensor (N, views, d)"
-    x = torch.as_tensor(np.asarray(x) if isinstance(x, (list,tuple)) else x)
+    x = torch.as_tensor(x if isinstance(x, torch.Tensor) else np.asarray(x))
     if x.dtype!=torch.half: x = x.float()
     return x[:,None] if x.ndim==2 else x
 
 def _class_numbers(y, n_classes):
     "`y` as class numbers, checked"
-    y = torch.as_tensor(np.asarray(y) if isinstance(y, (list,tuple)) else y).as_subclass(Tensor)
-    y = y.long()
+    y = torch.as_tensor(y if isinstance(y, torch.Tensor) else np.asarray(y))
+    y = y.as_subclass(Tensor).long()
     if len(y) and not 0 <= y.min() <= y.max() < n_classes:
         fail(f'labels must be class numbers from 0 to {n_classes - 1}, got {y.min()} to {y.max()}: '
              'remove images without a class before comparing')
@@ -63,10 +63,14 @@ class Pool:
         self.x, self.y = _views(self.x), _class_numbers(self.y, len(self.vocab))
         n = len(self.x)
         if n!=len(self.y): fail(f'{n} rows of features, but {len(self.y)} labels')
-        if self.test: self.test = _views(self.test[0]), _class_numbers(self.test[1], len(self.vocab))
+        if self.test:
+            x, y = self.test
+            self.test = _views(x), _class_numbers(y, len(self.vocab))
         tested = self.test or (self.x, self.y)
         if self.groups is not None and len(self.groups)!=len(tested[1]):
             fail(f'`groups` has {len(self.groups)} entries for {len(tested[1])} images')
+        lost = pd.isna(pd.Series(self.groups, dtype=object))
+        if lost.any(): fail(f'`groups` has no entry for image {int(lost.argmax())}')
         self.digest = self.digest or digest(self.x, self.y, *(self.test or ()))
 
     @property
@@ -572,7 +576,8 @@ def _check_labels(targets, pool, h, f):
     "Refuse a file whose labels differ from those of the images"
     for i in ((targets<len(h)) & (targets!=pool.targets)).nonzero()[:1,0].tolist():
         there, here = h.leaves[targets[i]], h.leaves[pool.targets[i]]
-        fail(f'{f}: the target of {str(pool.names[i])!r} is {there!r}, but the image is in {here!r}')
+        name = str(pool.names[i])
+        fail(f'{f}: the target of {name!r} is {there!r}, but the image is in {here!r}')
 
 def _your_name(name):
     "`name` of a model, or another one if a method is called so"
@@ -664,7 +669,8 @@ def _family_advice(self:Comparison, nodes):
         some = d[d.verdict==word]
         if len(some): says.append(f'{word.capitalize()}: {_some(some.index, 6)}.')
     if len(rest):
-        says.append(f"Undecided: {_some([f'{k} ({_ends_text(r)})' for k,r in rest.iterrows()], 3)}.")
+        names = [f'{k} ({_ends_text(r)})' for k,r in rest.iterrows()]
+        says.append(f'Undecided: {_some(names, 3)}.')
         if np.isfinite(rest.low).all(): says.append(self._shows(rest, nodes))
     return ' '.join(says)
 
@@ -798,7 +804,8 @@ _NOTE = ('Intervals: 95%, over images and trainings; adjusted by Holm within eac
          'Any node: the answer may be a group. '
          'Settings: the best of four trials on images that are not tested.')
 _ERRORS = ('Standard errors of these changes: how much comes from the choice of test images, '
-           'and how much from seeds and trainings. More images lower the one, more seeds the other.')
+           'and how much from seeds and trainings. '
+           'More images lower the one, more seeds the other.')
 
 @patch
 def save_page(self:Comparison,

@@ -22,6 +22,7 @@ def html_table(
 ):
     "The frame `df` as a table, names escaped, '–' where there is no number"
     number = lambda o: '–' if o!=o else f'{o:.{digits}f}'
+    if index: df = df.rename_axis(index=None, columns=df.index.name) # in the corner, not in a row
     table = df.to_html(escape=True, border=0, float_format=number, na_rep='–', index=index)
     return Div(Safe(table), cls=f'wide {cls}'.strip())
 

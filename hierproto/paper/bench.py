@@ -6,7 +6,7 @@
 __all__ = ['take', 'main']
 
 # %% ../../nbs/717_paper.bench.ipynb #1fd0602f
-import ctypes, gc, io, subprocess, sys, tempfile, time
+import ctypes, gc, io, shutil, subprocess, sys, tempfile, time
 from collections import namedtuple
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout, suppress
@@ -158,9 +158,9 @@ def _(N):
     return lambda: _quiet(audit, str(file), 'cifar100', str(file.with_suffix('')), force=True), count
 
 # %% ../../nbs/717_paper.bench.ipynb #045db660
-def _pictures(folder, n):
-    "Write `n` random pictures of each of ten classes to `folder`"
-    for k in range(10):
+def _pictures(folder, n, classes=10):
+    "Write `n` random pictures of each of the `classes` to `folder`"
+    for k in range(classes):
         (folder/str(k)).mkdir(parents=True)
         pixels = np.random.default_rng(k).integers(256, size=(n,160,160,3), dtype=np.uint8)
         for i,o in enumerate(pixels): Image.fromarray(o).save(folder/str(k)/f'{i}.jpg')
@@ -183,6 +183,21 @@ def _(N):
     model = load_classifier(at/'model').model.eval()
     ours = lambda: _quiet(predict, str(at/'model'), [str(at/'many')], out=str(at/'named.csv'), force=True)
     return ours, lambda: _bare(model, files)
+
+# %% ../../nbs/717_paper.bench.ipynb #f530fa86
+@_measure('hierproto_compare', 'one minute', {('cold',1500): 3., ('warm',1500): 1.}, rounds=1)
+def _(start, N):
+    at = Path(_folder().name)
+    _pictures(at/'images', N//15, 15)
+    rows = [f'{k//3},{k}' for k in range(15)]
+    (at/'classes.csv').write_text('\n'.join(['group,class', *rows]))
+    code = 'from hierproto.cli import run_command; run_command("compare")'
+    def ours():
+        if start=='cold': shutil.rmtree(at/'comparison', ignore_errors=True)
+        for o in (at/'comparison').glob('comparison.*'): o.unlink()
+        subprocess.run([sys.executable, '-c', code, 'images', 'classes.csv', '--jobs', '2'], cwd=at,
+                       check=True, capture_output=True)
+    return ours, lambda: time.sleep(60)
 
 # %% ../../nbs/717_paper.bench.ipynb #0738d660
 def _verdict(low, high, goal): return 'met' if high <= goal else 'missed' if low > goal else 'borderline'
