@@ -174,11 +174,14 @@ def _warn_if_it_takes_over(learn, most=.1):
         f'{share:.0%} of the validation images in a batch now get the answer '
         f'{learn.hierarchy.leaves[new]!r}: pass `as_far=True`, or train further')
 
+def _warn_of_lost_rule(): warnings.warn(
+    'the decision rule was made for the old classes, and so was its guarantee: '
+    'the most probable class decides now')
+
 def _grow_learner(learn, h, head):
     "Give `learn` the tree `h` and the `head`"
     rule = _same_rule(getattr(learn, 'rule', None), h)
-    if rule is None: warnings.warn('the decision rule was made for the old classes: '
-                                   'the most probable class decides now')
+    if rule is None: _warn_of_lost_rule()
     learn.model[-1] = head.to(next(learn.model.parameters()).device)
     learn.hierarchy = h
     groups = getattr(learn.loss_func, 'group_labels', None) is not None
@@ -200,6 +203,9 @@ def _grow_predictor(p, h, head):
     settings['head']['n_protos'] = len(head.protos)
     paths = ['/'.join(o) for o in h.nodes[:len(h)]]
     settings.update(vocab=h.leaves, paths=paths, fingerprint=h.fingerprint)
+    if settings.get('rule') == 'calibrated':
+        _warn_of_lost_rule()
+        settings.update(rule='argmax', guarantee=None)
     model = deepcopy(p.model)
     model[-1] = head
     return Predictor(model, h, settings)

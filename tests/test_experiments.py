@@ -198,7 +198,8 @@ OTHER_IDS = {
     'kills.csv': kills_id,
     'suspects.csv': suspects_id,
     'scales.csv': scales_id,
-    'curves.csv': curves_id}
+    'curves.csv': curves_id,
+    'new_classes.csv': new_classes_id}
 
 @pytest.mark.parametrize('file', files_with_ids(), ids=lambda f: f.name)
 def test_committed_rows_keep_their_ids(file):
