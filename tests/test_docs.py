@@ -162,7 +162,7 @@ def test_front_page_fits():
 
 def test_front_page_installs_before_it_makes():
     text = markdown('index.ipynb')
-    assert text.index('pip install .') < text.index('make demo') < text.index('make test') < text.index('## Train on your images')
+    assert text.index('pip install git+') < text.index('make demo') < text.index('make test') < text.index('## Train on your images')
 
 has_caption = re.compile(r'^#\| *fig-cap: *"[A-Z].*[.)]"$', re.M)
 
