@@ -281,8 +281,13 @@ def risk_curve(
     return accuracy, 1 + lost.cumsum(0)/len(p)
 
 # %% ../nbs/204_calibration.ipynb #6a40678a
-def risk_area(scores, targets, h, probs=None):
-    "Area under the error over specificity; arguments as in `risk_curve`. 0 is perfect"
+def risk_area(
+    scores, # (n, K)
+    targets, # (n,) labels; groups and ignored labels are left out
+    h, # `Hierarchy` of the K classes
+    probs=None # as in `calibrate`
+):
+    "Area under the error over specificity; 0 is perfect"
     accuracy, spec = risk_curve(scores, targets, h, probs)
     return torch.trapezoid(1-accuracy, -spec).item()
 

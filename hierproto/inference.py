@@ -47,8 +47,13 @@ def _risk(p, D):
     return risk.movedim(-1,1)
 
 # %% ../nbs/203_inference.ipynb #48ba93e8
-def crm(scores, D, vocab=None, probs=None):
-    "The answer with the least expected cost; arguments as in `expected_cost`"
+def crm(
+    scores, # (B, K[, H, W]) scores or probabilities
+    D, # a Hierarchy, CostMatrix or costs D[answer, true] (answers, K)
+    vocab=None, # names of the columns of `scores`, or DataLoaders
+    probs=None # are `scores` probabilities? found out by default, see `as_probs`
+):
+    "The answer with the least expected cost"
     return expected_cost(scores, D, vocab, probs).argmin(1)
 
 # %% ../nbs/203_inference.ipynb #2bcf8040
@@ -104,8 +109,14 @@ def answers(self:BackOff,
     return P.where(is_candidate, -1.).argmax(1)
 
 # %% ../nbs/203_inference.ipynb #81b91d73
-def back_off(scores, h, threshold=.5, vocab=None, probs=None):
-    "The smallest node of `h` with probability `threshold`; other arguments as in `expected_cost`"
+def back_off(
+    scores, # (B, K[, H, W]) scores or probabilities
+    h, # the Hierarchy of the K classes
+    threshold=.5, # the least probability of an answer
+    vocab=None, # names of the columns of `scores`, or DataLoaders
+    probs=None # are `scores` probabilities? found out by default, see `as_probs`
+):
+    "The smallest node of `h` with probability `threshold`"
     scores = as_scores(scores)
     return BackOff(h, threshold, vocab).to(scores.device)(scores, probs)
 

@@ -203,12 +203,14 @@ def hierarchy_parents(rng):
         rows[rng.randrange(len(rows))] = rng.choice([[name(rng), rng.choice(pool)], [pool[0], pool[-1]], ['a'], 'ab', 5,
                                                      None, [None, None], [pool[0], pd.NA, 1, 2]])
     sound_rows = all(isinstance(r, list) and 2 <= len(r) <= 3 for r in rows)
-    frame = pd.DataFrame([(r+[None])[:3] for r in rows], columns=['node', 'parent', 'weight']) if sound_rows else None
+    # pandas with Arrow keeps no half of a surrogate pair
+    in_frames = sound_rows and not re.search(r'[\ud800-\udfff]|\\ud[89a-f]', repr(rows))
+    columns = ['node', 'parent', 'weight']
+    frame = pd.DataFrame([(r+[None])[:3] for r in rows], columns=columns) if in_frames else None
     def table():
         kind = rng.randrange(3)
-        if kind == 0 or not sound_rows: return rows
-        return frame if kind == 1 else io.StringIO(frame.to_csv(index=False, errors='replace')
-                                                   if not re.search('[\ud800-\udfff]', repr(rows)) else 'node,parent\n')
+        if kind == 0 or frame is None: return rows
+        return frame if kind == 1 else io.StringIO(frame.to_csv(index=False, errors='replace'))
     h = refused(lambda: Hierarchy.from_parents(table()))
     if h is None: return
     sound(h)

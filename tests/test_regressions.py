@@ -138,7 +138,7 @@ def test_compare_takes_a_plain_matrix():
 @pytest.mark.parametrize('text', ['file\nx.png\n', 'file,target\n"x,y.png",a\n', 'file;target\nx,y.png;a\n'])
 def test_lists_of_files(tmp_path, text):
     (tmp_path/'list.csv').write_text(text)
-    assert [Path(f).name for f,_ in _given(str(tmp_path/'list.csv'))]==['x.png' if 'x.png' in text else 'x,y.png']
+    assert [Path(f).name for f,*_ in _given(str(tmp_path/'list.csv'))]==['x.png' if 'x.png' in text else 'x,y.png']
 
 
 def test_jsonl_with_numbers_and_blank_lines(tmp_path):
@@ -530,7 +530,7 @@ def test_lists_with_two_files_for_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match='use absolute paths'): _given('lists/l.csv')
     monkeypatch.chdir(tmp_path/'lists')
-    assert _given('l.csv')==[('sub/0.png',None)]
+    assert _given('l.csv')==[('sub/0.png',None,'sub/0.png')]
 
 
 def test_answers_that_are_groups_are_no_evidence_for_the_tree():
@@ -587,7 +587,7 @@ def test_file_names_that_look_like_formulas(tmp_path, monkeypatch):
     write_text('list.csv', pd.DataFrame(dict(file=['=b.jpg'])))
     write(tmp_path, 1)
     (tmp_path/'0.png').rename(tmp_path/'=b.jpg')
-    assert _given('list.csv')==[('=b.jpg', None)]
+    assert _given('list.csv')==[('=b.jpg', None, '=b.jpg')]
 
 
 def test_a_method_that_needs_a_tree_is_refused_before_pictures_are_read(tmp_path):
@@ -672,7 +672,7 @@ def test_a_list_with_an_empty_row(tmp_path, monkeypatch):
     write(tmp_path/'a', 1)
     (tmp_path/'lists').mkdir()
     (tmp_path/'lists'/'l.csv').write_text('file,target\na/0.png,a\n,\n')
-    assert _given('lists/l.csv')[0]==('a/0.png','a')
+    assert _given('lists/l.csv')[0]==('a/0.png','a','a/0.png')
 
 
 def test_rows_of_paths_with_empty_cells():

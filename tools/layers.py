@@ -17,7 +17,7 @@ BY_STRING = {
     ('hierproto.hierarchy', "'hierproto.plots'"): 'the lazy plot_ methods',
     ('hierproto.body', "f'hierproto.{ARCHS[arch]}'"): 'the registry of architectures',
     ('hierproto.images', 'module'): 'optional packages of others',
-    ('hierproto.paper.site', "f'{module}:{m[1]}'"): 'documentation of any module',
+    ('hierproto.paper.site', "f'{module}:{name[1]}'"): 'documentation of any module',
     ('hierproto.paper.site', "f'{module}:{name}'"): 'documentation of any module',
 }
 IMPORTERS = 'import_module', '__import__', 'resolve_name', 'run_module'
