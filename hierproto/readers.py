@@ -94,8 +94,9 @@ def _frame_rows(t):
     if isinstance(t.columns, pd.MultiIndex):
         fail('the columns have several levels of names: keep one with '
              '`df.columns = df.columns.get_level_values(-1)`', 'the frame')
-    # empty cells had turned integers into floats
-    t = t.apply(lambda c: c.convert_dtypes() if c.isna().any() else c)
+    # empty cells turn integers into floats
+    def as_meant(c): return c.convert_dtypes() if c.dtype.kind == 'f' and c.isna().any() else c
+    t = t.apply(as_meant)
     rows = t.astype(object).where(t.notna(), '').values.tolist()
     header = 'the frame', [str(c) for c in t]
     return [header, *((f'row {i+1}', r) for i, r in enumerate(rows))]
