@@ -16,7 +16,7 @@ import numpy as np, pandas as pd, torch
 from fastcore.basics import first
 from .hierarchy import *
 from .names import fail, find_class, quoted, tidy_name
-from .metrics import as_probs
+from .scores import as_probs
 from .predictions import Predictions
 
 # %% ../nbs/206_answers.ipynb #558b2275

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from .hierarchy import *
 from .hierarchy import fail
 from .inference import Rule, get_rule
-from .metrics import as_probs, in_graph, specificity
+from .metrics import specificity
+from .scores import as_probs, in_graph
 from .subtree import SubtreeSum
 
 # %% ../nbs/204_calibration.ipynb #f779680d

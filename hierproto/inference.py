@@ -15,7 +15,7 @@ from fastcore.basics import noop, patch
 from fastai.learner import Learner
 from fastai.callback.progress import ProgressCallback # for `no_bar`
 from .hierarchy import *
-from .metrics import as_probs, as_scores, check_scores, scores_only
+from .scores import as_probs, as_scores, check_scores, scores_only
 from .subtree import SubtreeSum
 
 # %% ../nbs/203_inference.ipynb #96a92c23

@@ -16,6 +16,7 @@ from .prototypes import *
 from .metrics import *
 from .callbacks import *
 from .inference import argmax_rule, get_rule
+from .scores import as_probs
 from .methods import *
 from .body import *
 from .moved import moved_names
