@@ -45,7 +45,8 @@ class Checkpoint(Callback):
         path, # of the file
         key=None # facts that must be the same to continue, a dict
     ):
-        self.path,self.key = Path(path),key or {}
+        self.path = Path(path)
+        self.key = key or {}
         self.state = dict(epoch=0, seconds=0.)
         self.first = 0     # epochs of earlier calls of `fit`
         self.loaded = None # what the file has, until training continues
@@ -69,12 +70,20 @@ def gather_processes(
     return everyone
 
 # %% ../nbs/410_checkpoint.ipynb #d9163513
+def _plain_values(group):
+    "The dict `group` without numbers of numpy, which only pickle reads"
+    return {k: v.item() if isinstance(v, np.generic) else v for k,v in group.items()}
+
 def _opt_state(opt):
-    "The state of `opt`; without numbers of numpy and lists of fastcore, which only pickle reads"
+    "The state of `opt`, an optimiser of fastai or a wrapped one of PyTorch, without code"
     state = opt.state_dict()
-    plain = lambda group: {k: v.item() if isinstance(v, np.generic) else v for k,v in group.items()}
-    state['hypers'] = [plain(group) for group in state['hypers']]
+    if 'hypers' in state: state['hypers'] = [_plain_values(group) for group in state['hypers']]
     return state
+
+def _load_opt_state(opt, state, device):
+    "Give `opt` the `state`; PyTorch's optimisers know what belongs on the `device`"
+    if not isinstance(opt, OptimWrapper): state = to_device(state, device)
+    opt.load_state_dict(state)
 
 @patch
 def save(self:Checkpoint):
@@ -102,16 +111,18 @@ def read(self:Checkpoint):
         self.state = {k: self.loaded[k] for k in self.state}
         self.random = self.loaded['random'][rank_distrib()]
     except Exception as e:
-        raise CheckpointError(f'{self.path} is damaged, or from another version ({type(e).__name__})') from None
+        why = f'damaged, or from another version ({type(e).__name__})'
+        raise CheckpointError(f'{self.path} is {why}') from None
     was = self.loaded.get('key', {})
     changed = [k for k,v in self.key.items() if was.get(k)!=v]
-    if changed: raise CheckpointError(f"{self.path} is of another training; changed: {', '.join(changed)}")
-    return self.done
+    if not changed: return self.done
+    names = ', '.join(changed)
+    raise CheckpointError(f'{self.path} is of another training; changed: {names}')
 
 # %% ../nbs/410_checkpoint.ipynb #d37a659f
 @patch
 def load(self:Checkpoint):
-    "Continue with model and optimiser from the file, if there is one; returns the finished epochs"
+    "Number of finished epochs; model and optimiser continue from the file, if there is one"
     if self.loaded is None:
         self.random = random_states(self.dls)
         if not self.read(): return 0
@@ -120,7 +131,7 @@ def load(self:Checkpoint):
         self.bare.load_state_dict(self.loaded['model'])
         self.model.to(device)
         if self.opt is None: self.learn.create_opt()
-        self.opt.load_state_dict(to_device(self.loaded['opt'], device))
+        _load_opt_state(self.opt, self.loaded['opt'], device)
     except Exception as e:
         why = ' '.join(str(e).split())[:200]
         raise CheckpointError(f'{self.path} is of another model: {why}') from None
@@ -129,12 +140,15 @@ def load(self:Checkpoint):
 # %% ../nbs/410_checkpoint.ipynb #acbdd63d
 @patch
 def before_train(self:Checkpoint):
-    "Continue with the random numbers of the last epoch and, once after an interruption, its step and loss"
+    "Continue with the random numbers of the last epoch and, after an interruption, its step and loss"
     self.start = time.time()
     restore_random_states(self.random, self.dls)
     if self.loaded is None: return
     self.learn.train_iter = self.epoch*len(self.dls.train)
     smooth = self.recorder.smooth_loss
-    smooth.count,smooth.val = self.loaded['smooth'][0],tensor(self.loaded['smooth'][1])
-    if self.loaded['scaler']: self.learn.mixed_precision.scaler.load_state_dict(self.loaded['scaler'])
+    count, value = self.loaded['smooth']
+    smooth.count = count
+    smooth.val = tensor(value)
+    scaler = self.loaded['scaler']
+    if scaler: self.learn.mixed_precision.scaler.load_state_dict(scaler)
     self.loaded = None

@@ -6,13 +6,14 @@
 __all__ = []
 
 # %% ../../nbs/722_paper.new_classes.ipynb #9e7645b8
-import argparse, hashlib, json, time
+import argparse, json, time
 from copy import deepcopy
 from pathlib import Path
 import torch
 from fastai.learner import Learner
-from ..files import add_row, commit, finished, versions
+from ..files import add_row, commit, finished, run_hash, versions
 from ..metrics import hier_report
+from ..features import head_scores
 from ..extend import add_class
 from . import studies
 
@@ -41,7 +42,7 @@ def of_classes(part, h, names):
 def measure(learn, test, n_old):
     "Error rates among samples of old and of new classes, and both numbers of all"
     x, y = test
-    scores = studies.class_scores(learn, x)
+    scores = head_scores(learn, x)
     wrong = (scores.argmax(1) != y).float()
     report = hier_report(scores, y, learn.hierarchy, ['error_rate', 'average_cost'], probs=False)
     return dict(er_old=wrong[y < n_old].mean().item(), er_new=wrong[y >= n_old].mean().item(),
@@ -56,8 +57,7 @@ def new_class_recipe(method, seed, how, examples):
     "What decides a row, and its `run_id`; `examples` of each new class, None for all"
     r = dict(data='cifar100', study='new_classes', method=method, seed=seed, how=how,
              examples=examples, new=N_NEW, settings=studies.FIXED[method])
-    text = json.dumps(r, sort_keys=True).encode()
-    return dict(run_id=hashlib.sha1(text).hexdigest()[:12], **r)
+    return dict(run_id=run_hash(r), **r)
 
 # %% ../../nbs/722_paper.new_classes.ipynb #e0504879
 def trained(r, train, held, h):

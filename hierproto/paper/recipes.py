@@ -7,61 +7,94 @@ __all__ = ['RECIPES', 'TREES', 'SCHEDULES', 'TIERS', 'PUBLISHED', 'DEPARTURES', 
            'describe', 'departures', 'explain', 'settings', 'parse_methods', 'sweep_recipes', 'check_runs']
 
 # %% ../../nbs/710_paper.recipes.ipynb #2454c3f4
-import ast, hashlib, json, math, os
+import ast, hashlib, math, os
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from fastai.learner import Learner
+from ..files import run_hash
 from ..hierarchy import HierarchyError, as_tree
 from ..hierarchy import read_hierarchy
 from ..body import ARCHS, embedder
 from ..methods import METHODS
 
 # %% ../../nbs/710_paper.recipes.ipynb #3519044e
-_APP,_SETS,_HYPER,_TABLE = 'appendix, Implementation Details','section 4.1','section 4.2','table 2'
-_SILENT,_NB,_OURS = 'not stated; section 4.2 refers to the papers of the backbones',"the authors' notebook",'our choice'
+_APP = 'appendix, Implementation Details'
+_SETS = 'section 4.1'
+_HYPER = 'section 4.2'
+_TABLE = 'table 2'
+_SILENT = 'not stated; section 4.2 refers to the papers of the backbones'
+_NB = "the authors' notebook"
+_OURS = 'our choice'
 
-def _said(place, **settings): return {k: (v, place) for k,v in settings.items()}
+def _said(place, **settings):
+    "The `settings`, each with the `place` where the paper states it"
+    return {k: (v, place) for k,v in settings.items()}
 
-_USUAL = {**_said(_HYPER, m=64, lam=1.), **_said('section 4.3', loss='cross_entropy')}
-_ONCE = {**_said(_TABLE, runs=1, repeat='seed'), **_said('one run', summary='mean')}
-_CIFAR100 = {**_USUAL, **_said(_SETS, arch='resnet18_32'),
-             **_said('not stated; no published weights for 32x32', pretrained=False),
-             **_said(_APP, opt='sgd', lr=.1, mom=.9, wd=5e-4, epochs=200, bs=128, schedule='steps', factor=1/5,
-                     at=(60/200,120/200,160/200), report='last', runs=5, repeat='seed', summary='median')}
+_USUAL = {
+    **_said(_HYPER, m=64, lam=1.),
+    **_said('section 4.3', loss='cross_entropy')}
+_ONCE = {
+    **_said(_TABLE, runs=1, repeat='seed'),
+    **_said('one run', summary='mean')}
+_CIFAR100 = {
+    **_USUAL,
+    **_said(_SETS, arch='resnet18_32'),
+    **_said('not stated; no published weights for 32x32', pretrained=False),
+    **_said(_APP, opt='sgd', lr=.1, mom=.9, wd=5e-4, epochs=200, bs=128,
+            schedule='steps', factor=1/5, at=(60/200,120/200,160/200),
+            report='last', runs=5, repeat='seed', summary='median')}
 
 # %% ../../nbs/710_paper.recipes.ipynb #8e7402ef
-_NYUDV2 = {**_USUAL, **_said(_SETS, arch='fusenet'),
-           **_said("not stated; FuseNet's authors start from VGG-16", pretrained=True),
-           **_said(_APP, opt='sgd', lr=1e-3, mom=.9, wd=5e-3, epochs=300, bs=4, last=.9, report='best_of_last_5'),
-           **_said(_APP+', read as a factor of the first rate', schedule='factor'),
-           **_ONCE}
+_NYUDV2 = {
+    **_USUAL,
+    **_said(_SETS, arch='fusenet'),
+    **_said("not stated; FuseNet's authors start from VGG-16", pretrained=True),
+    **_said(_APP, opt='sgd', lr=1e-3, mom=.9, wd=5e-3, epochs=300, bs=4, last=.9,
+            report='best_of_last_5'),
+    **_said(_APP+', read as a factor of the first rate', schedule='factor'),
+    **_ONCE}
 
 # %% ../../nbs/710_paper.recipes.ipynb #88a34dfa
-_S2AGRI = {**_USUAL, **_said(_SETS, arch='psetae'), **_said('not stated', pretrained=False),
-           **_said(_HYPER, loss='focal'),
-           **_said("not stated; PSE+TAE's authors take 1", gamma=1.), **_said(_SILENT, schedule='constant'),
-           **_said(_APP, opt='adam', lr=1e-3, betas=(.9,.999), wd=0., epochs=100, bs=128, report='best_valid',
-                   runs=5, repeat='fold', summary='mean'),
-           **_said('appendix, Hierarchies used', min_samples=100),
-           **_said('appendix, Hyperspherical Prototypes', without=('hyperspherical',))}
+_S2AGRI = {
+    **_USUAL,
+    **_said(_SETS, arch='psetae'),
+    **_said('not stated', pretrained=False),
+    **_said(_HYPER, loss='focal'),
+    **_said("not stated; PSE+TAE's authors take 1", gamma=1.),
+    **_said(_SILENT, schedule='constant'),
+    **_said(_APP, opt='adam', lr=1e-3, betas=(.9,.999), wd=0., epochs=100, bs=128,
+            report='best_valid', runs=5, repeat='fold', summary='mean'),
+    **_said('appendix, Hierarchies used', min_samples=100),
+    **_said('appendix, Hyperspherical Prototypes', without=('hyperspherical',))}
 
 # %% ../../nbs/710_paper.recipes.ipynb #90c11e88
-_INAT19 = {**_USUAL, **_said(_SETS, arch='resnet18_224', pretrained=True), **_said(_HYPER, m=512),
-           **_said(_SILENT, schedule='constant'),
-           **_said(_APP, opt='adam', lr=1e-4, betas=(.9,.999), wd=0., epochs=65, bs=64, report='best_valid'),
-           **_said('not stated; usual for ResNet-18', size=224),
-           **_ONCE}
+_INAT19 = {
+    **_USUAL,
+    **_said(_SETS, arch='resnet18_224', pretrained=True),
+    **_said(_HYPER, m=512),
+    **_said(_SILENT, schedule='constant'),
+    **_said(_APP, opt='adam', lr=1e-4, betas=(.9,.999), wd=0., epochs=65, bs=64,
+            report='best_valid'),
+    **_said('not stated; usual for ResNet-18', size=224),
+    **_ONCE}
 
 # %% ../../nbs/710_paper.recipes.ipynb #c70830e1
-_MNIST = {**_USUAL, **_said(_SETS, arch='convnet', m=2), **_said('the convnet ends in m dimensions', project=False),
-          **_said(_NB, pretrained=False, loss='cross_entropy', protocol='published', normalize=True,
-                  args=dict(hidden=False, init='cube'), opt='sgd', lr=.1, mom=.9, wd=0., epochs=30, bs=256,
-                  schedule='steps', at=(20/30,25/30), factor=1/10),
-          **_said(_OURS, report='last', runs=5, repeat='seed', summary='median')}
-RECIPES = dict(digits={**_MNIST, **_said(_OURS, bs=64), **_said(_SETS, protocol='as_written')}, mnist=_MNIST,
-               cifar100=_CIFAR100, nyudv2=_NYUDV2, s2agri=_S2AGRI, inat19=_INAT19)
+_MNIST = {
+    **_USUAL,
+    **_said(_SETS, arch='convnet', m=2),
+    **_said('the convnet ends in m dimensions', project=False),
+    **_said(_NB, pretrained=False, loss='cross_entropy', protocol='published', normalize=True,
+            args=dict(hidden=False, init='cube'), opt='sgd', lr=.1, mom=.9, wd=0., epochs=30,
+            bs=256, schedule='steps', at=(20/30,25/30), factor=1/10),
+    **_said(_OURS, report='last', runs=5, repeat='seed', summary='median')}
+_DIGITS = {
+    **_MNIST,
+    **_said(_OURS, bs=64),
+    **_said(_SETS, protocol='as_written')}
+RECIPES = dict(digits=_DIGITS, mnist=_MNIST, cifar100=_CIFAR100,
+               nyudv2=_NYUDV2, s2agri=_S2AGRI, inat19=_INAT19)
 TREES = dict(digits='mnist_visual', mnist='mnist_visual', cifar100='cifar100', nyudv2='nyudv2',
              s2agri='nomenclatures', inat19='inat19')
 
@@ -71,9 +104,10 @@ def _constant(e, n): return 1.
 def _cosine(e, n): return (1+math.cos(math.pi*(e+.5)/n))/2
 
 def _one_cycle(e, n, warm=.25):
-    "From 1/25 to 1 in the first quarter of the training, then to 0, by cosines; `e` is a fraction between epochs"
+    "From 1/25 to 1 in the first quarter of the training, then to 0, by cosines; `e` is a fraction"
     p = e/n
-    return .04 + .96*(1-math.cos(math.pi*p/warm))/2 if p<warm else (1+math.cos(math.pi*(p-warm)/(1-warm)))/2
+    if p<warm: return .04 + .96*(1-math.cos(math.pi*p/warm))/2
+    return (1+math.cos(math.pi*(p-warm)/(1-warm)))/2
 
 # %% ../../nbs/710_paper.recipes.ipynb #73566dbc
 def _factor(e, n, last=.9): return last**(e/max(1, n-1))
@@ -86,37 +120,54 @@ class RecipeError(ValueError): "A recipe that cannot be followed, and what to ch
 
 # %% ../../nbs/710_paper.recipes.ipynb #36a034ae
 _small = dict(epochs=2, n_train=256, n_test=256, runs=1)
+_smaller = dict(_small, n_train=64, n_test=64, bs=16)
 _swift = dict(arch='swift_resnet', epochs=12, schedule='cosine')
-_adam = dict(opt='adamw', betas=(.9,.99), wd=.1, schedule='one_cycle', report='last', lam=1., proto_lr=10., proto_wd=0.)
-_frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128, lr=3e-3, wd=1., epochs=12, bs=512,
-               runs=10, crm=True)
-_tuned = dict(_adam, arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5, runs=3, n_valid=1000,
-              crm=True)
-_maps = dict(_adam, arch='pyramid', frozen='tf_efficientnet_lite0', pretrained=True, project=False, size=120, lr=3e-3,
-             epochs=8, bs=8, runs=3, n_valid=100)
+_adam = dict(opt='adamw', betas=(.9,.99), wd=.1, schedule='one_cycle', report='last', lam=1.,
+             proto_lr=10., proto_wd=0.)
+_frozen = dict(_adam, arch='identity', frozen='tf_efficientnet_lite0', size=128, lr=3e-3, wd=1.,
+               epochs=12, bs=512, runs=10, crm=True)
+_tuned = dict(_adam, arch='tf_efficientnet_lite0', pretrained=True, size=64, lr=1e-3, epochs=5,
+              runs=3, n_valid=1000, crm=True)
+_maps = dict(_adam, arch='pyramid', frozen='tf_efficientnet_lite0', pretrained=True, project=False,
+             size=120, lr=3e-3, epochs=8, bs=8, runs=3, n_valid=100)
 _held_out = dict(holdout=.1, runs=1)
+
+_paper = dict(
+    digits={}, mnist={}, nyudv2={},
+    cifar100=dict(rotate=15.),
+    s2agri=dict(published_init=True),
+    inat19=dict(min_scale=.08))
+_cpu = dict(
+    digits={},
+    mnist=dict(epochs=10),
+    cifar100=dict(_swift, proto_lr=10., proto_wd=0.),
+    nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=12, bs=8, lr=.1, wd=5e-4,
+                schedule='cosine', proto_wd=0.),
+    s2agri=dict(epochs=20),
+    inat19=dict(arch='thin_resnet', pretrained=False, epochs=10, size=64))
+_smoke = dict(
+    digits=dict(_small, bs=32),
+    mnist=_small,
+    cifar100=dict(_small, arch='thin_resnet', bs=32),
+    nyudv2=dict(_small, arch='slim_fusenet', pretrained=False, n_train=16, n_test=8),
+    s2agri=dict(_smaller, min_samples=10),
+    inat19=dict(_smaller, arch='thin_resnet', pretrained=False, size=32, num_workers=0))
 TIERS = dict(
-    paper=dict(digits={}, mnist={}, cifar100=dict(rotate=15.), nyudv2={}, s2agri=dict(published_init=True),
-               inat19=dict(min_scale=.08)),
-    cpu=dict(digits={}, mnist=dict(epochs=10), cifar100=dict(_swift, proto_lr=10., proto_wd=0.),
-             nyudv2=dict(arch='slim_fusenet', pretrained=False, epochs=12, bs=8, lr=.1, wd=5e-4, schedule='cosine',
-                         proto_wd=0.),
-             s2agri=dict(epochs=20), inat19=dict(arch='thin_resnet', pretrained=False, epochs=10, size=64)),
-    smoke=dict(digits=dict(_small, bs=32), mnist=_small, cifar100=dict(_small, arch='thin_resnet', bs=32),
-               nyudv2=dict(_small, arch='slim_fusenet', pretrained=False, n_train=16, n_test=8),
-               s2agri=dict(_small, n_train=64, n_test=64, bs=16, min_samples=10),
-               inat19=dict(_small, arch='thin_resnet', pretrained=False, n_train=64, n_test=64, bs=16, size=32,
-                           num_workers=0)),
+    paper=_paper,
+    cpu=_cpu,
+    smoke=_smoke,
     study=dict(cifar100={**_swift, **_held_out, 'epochs': 5}),
     features=dict(cifar100=_frozen, nyudv2=_maps),
     features_study=dict(cifar100={**_frozen, **_held_out}, nyudv2={**_maps, **_held_out}),
-    finetune=dict(cifar100=_tuned), finetune_study=dict(cifar100={**_tuned, **_held_out}),
+    finetune=dict(cifar100=_tuned),
+    finetune_study=dict(cifar100={**_tuned, **_held_out}),
     figure1=dict(mnist={}, digits=dict(epochs=40, lr=.025)))
 
 # %% ../../nbs/710_paper.recipes.ipynb #b94ebec4
 def _known(x, options, what):
     "Raise unless `x` is one of `options`; `what` names it"
-    if x not in options: raise RecipeError(f'unknown {what} {x!r}; choose from {", ".join(options)}')
+    if x in options: return
+    raise RecipeError(f'unknown {what} {x!r}; choose from {", ".join(options)}')
 
 def _tier_of(data, tier):
     "What `tier` changes in the recipe of `data`"
@@ -126,7 +177,8 @@ def _tier_of(data, tier):
     return TIERS[tier].get(data, {})
 
 # %% ../../nbs/710_paper.recipes.ipynb #602cc28c
-_PRETRAINED = 'tf_efficientnet_lite0','tf_efficientnet_lite1','tf_efficientnet_lite2' # ImageNet weights as packages
+# their ImageNet weights are packages
+_PRETRAINED = 'tf_efficientnet_lite0','tf_efficientnet_lite1','tf_efficientnet_lite2'
 
 Count = Annotated[int, Field(ge=1)]
 AtLeast0 = Annotated[int, Field(ge=0)]
@@ -203,13 +255,14 @@ def _validate(model=_Settings, **values):
     except ValidationError as e: raise RecipeError(_complaint(e)) from None
 
 # %% ../../nbs/710_paper.recipes.ipynb #08155513
-_NOT_HASHED = ('runs','repeat','summary','without')
+_NOT_HASHED = 'runs','repeat','summary','without'
 
 def _run_id(r):
-    "Twelve hexadecimal digits, a hash of the recipe `r`"
-    r = {k: v for k,v in r.items() if k not in _NOT_HASHED}
-    if os.path.isfile(r['hierarchy']): r['hierarchy'] = hashlib.sha1(Path(r['hierarchy']).read_bytes()).hexdigest()
-    return hashlib.sha1(json.dumps(r, sort_keys=True).encode()).hexdigest()[:12]
+    "The hash of what decides the run of the recipe `r`"
+    key = {k: v for k,v in r.items() if k not in _NOT_HASHED}
+    tree = r['hierarchy']
+    if os.path.isfile(tree): key['hierarchy'] = hashlib.sha1(Path(tree).read_bytes()).hexdigest()
+    return run_hash(key)
 
 # %% ../../nbs/710_paper.recipes.ipynb #337b53b3
 def _check_together(r):
@@ -220,45 +273,60 @@ def _check_together(r):
         if o and o not in r: raise RecipeError(f'{k}={r[k]} needs {o}: set {o} too')
     folds = RECIPES[r['data']]['runs'][0] if r['repeat']=='fold' else 1
     if r['fold']>=folds:
-        raise RecipeError(f"fold must be below {folds}, got {r['fold']}: {r['data']} has {folds} fold{'s'*(folds>1)}")
+        has = f"{r['data']} has {folds} fold{'s'*(folds>1)}"
+        raise RecipeError(f"fold must be below {folds}, got {r['fold']}: {has}")
     file = Path(r['hierarchy'])
     if file.suffix in ('.csv','.json') and not file.is_file():
-        raise RecipeError(f"hierarchy {str(file)!r} is not a file: give an existing one, or the name of a tree")
+        raise RecipeError(f'hierarchy {str(file)!r} is not a file: '
+                          'give an existing one, or the name of a tree')
 
 # %% ../../nbs/710_paper.recipes.ipynb #1b99c53c
 _LITTLE = _said('section 4.5', pretrained=False, lam=20.)
 
 def _value(d): return {k: v[0] for k,v in d.items()}
 
-def _facts(method):
-    "Does `method` have a guide, and does it learn prototypes? Rows may have methods that are not registered here"
-    m = METHODS.get(method)
-    return getattr(m, 'guided', method.startswith('gp_')),getattr(m, 'protos', method.startswith(('learnt','gp_')))
+def _guide_and_protos(method):
+    "Does `method` have a guide, and does it learn prototypes?"
+    if method in METHODS: return METHODS[method].guided, METHODS[method].protos
+    # rows may have methods that are not registered here
+    return method.startswith('gp_'), method.startswith(('learnt','gp_'))
 
 # %% ../../nbs/710_paper.recipes.ipynb #4730e6d6
-PUBLISHED = dict(hxe=dict(count='leaf'), gp_rank=dict(ties='paper'), deep_ncm=dict(mean='batches'),
-                 hyperspherical=dict(reduction='sum', ties='paper'))
+PUBLISHED = dict(
+    hxe=dict(count='leaf'),
+    gp_rank=dict(ties='paper'),
+    deep_ncm=dict(mean='batches'),
+    hyperspherical=dict(reduction='sum', ties='paper'))
 _LINEAR = 'cross_entropy','hxe','soft_labels','emd','yolo'
 _FEATURES = dict(cifar100=512, s2agri=128, inat19=512) # of the published backbones
 
 def _published(r, data, method):
     "Settings and arguments of the published form of `method`, for the recipe `r`"
     args = dict(PUBLISHED.get(method, {}))
-    if _facts(method)[1]: args['init'] = 'cube'
+    _, protos = _guide_and_protos(method)
+    if protos: args['init'] = 'cube'
     if r['loss']=='focal': args['detach_focal'] = True
     narrow = method in _LINEAR and data in _FEATURES
     return dict(project=False, m=_FEATURES[data]) if narrow else {}, args
 
 DEPARTURES = dict(
     all=['all images of the test set are measured, in single precision'],
-    nyudv2=['the schedule is read as a factor of the first rate, because the other reading stops learning halfway'],
-    s2agri=['the tree of figure 10 was only published as an image: the groups of the data set are used'],
+    nyudv2=['the schedule is read as a factor of the first rate, '
+            'because the other reading stops learning halfway'],
+    s2agri=['the tree of figure 10 was only published as an image: '
+            'the groups of the data set are used'],
     inat19=['the split is random with a seed of ours: the published one is not known'],
-    hxe=['sums over a subtree start at 0; the published ones start at 1, so that a perfect prediction costs .165'],
-    gp_disto=['equation 6 is computed in closed form; the published scale-free version raises an error'],
+    hxe=['sums over a subtree start at 0; the published ones start at 1, '
+         'so that a perfect prediction costs .165'],
+    gp_disto=['equation 6 is computed in closed form; '
+              'the published scale-free version raises an error'],
     hyperspherical=['prototypes are placed by gradient descent from our own start'])
 
 # %% ../../nbs/710_paper.recipes.ipynb #6c0555d8
+def _as_type_of(old, new):
+    "The setting `new` as a float if it is an integer in place of the float `old`"
+    return float(new) if isinstance(old, float) and type(new) is int else new
+
 def resolve(
     data,           # name in `RECIPES`
     method='gp_disto', # name in `METHODS`
@@ -271,21 +339,24 @@ def resolve(
 ):
     "Everything that decides a run, and its `run_id`"
     _known(data, RECIPES, 'data')
-    guided,protos = _facts(method)
-    r = {**_value(RECIPES[data]), **(_value(_LITTLE) if fraction<1 else {}), **_tier_of(data, tier)}
-    args = r.pop('args', {})
-    if not protos: r,args = {k: v for k,v in r.items() if k not in ('proto_lr','proto_wd')},{}
     own = {k: v for k,v in overrides.items() if k in _FIELDS}
     _validate(**own, seed=seed, fold=fold, fraction=fraction)
+    little = _value(_LITTLE) if fraction<1 else {}
+    r = {**_value(RECIPES[data]), **little, **_tier_of(data, tier)}
+    args = r.pop('args', {})
+    guided, protos = _guide_and_protos(method)
+    if not protos:
+        args = {}
+        r = {k: v for k,v in r.items() if k not in ('proto_lr','proto_wd')}
     if tier=='paper':
-        more,published = _published({**r, **own}, data, method)
+        more, published = _published({**r, **own}, data, method)
         r.update(more)
         args = {**published, **args}
-    r.update({k: float(v) if isinstance(r.get(k), float) and type(v) is int else v for k,v in own.items()})
+    r.update({k: _as_type_of(r.get(k), v) for k,v in own.items()})
     if not guided and 'lam' not in own: r['lam'] = None
     args = {**args, **{k: v for k,v in overrides.items() if k not in _FIELDS}}
-    r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction, args=args,
-             hierarchy=str(hierarchy or TREES[data]))
+    r.update(data=data, method=method, tier=tier, seed=seed, fold=fold, fraction=fraction,
+             args=args, hierarchy=str(hierarchy or TREES[data]))
     _check_together(r)
     return dict(run_id=_run_id(r), **r)
 
@@ -294,8 +365,11 @@ def overridden(
     r # a resolved recipe
 ):
     "What the user changed in `r`, compared with the recipe of its data and tier"
-    base = resolve(r['data'], r['method'], r['tier'], r['seed'], r['fold'], r['fraction'], r['hierarchy'])
-    flat = lambda o: {**{k: v for k,v in o.items() if k not in ('run_id','args')}, **o['args']}
+    names = 'data method tier seed fold fraction hierarchy'.split()
+    base = resolve(**{k: r[k] for k in names})
+    def flat(o):
+        settings = {k: v for k,v in o.items() if k not in ('run_id','args')}
+        return {**settings, **o['args']}
     return {k: v for k,v in flat(r).items() if (k,v) not in flat(base).items()}
 
 # %% ../../nbs/710_paper.recipes.ipynb #c0a9fda7
@@ -312,7 +386,8 @@ def departures(
 ):
     "What in the recipe `r` of the tier `paper` is not as published, one line each"
     if r['tier']!='paper': return []
-    return [f'departs: {o}' for k in ('all', r['data'], r['method']) for o in DEPARTURES.get(k, [])]
+    found = [o for k in ('all', r['data'], r['method']) for o in DEPARTURES.get(k, [])]
+    return [f'departs: {o}' for o in found]
 
 def explain(
     r # a resolved recipe
@@ -321,33 +396,41 @@ def explain(
     source = {k: v[1] for k,v in RECIPES[r['data']].items()}
     if r['fraction']<1: source.update({k: v[1] for k,v in _LITTLE.items()})
     source.update({k: f"tier {r['tier']}" for k in _tier_of(r['data'], r['tier'])})
-    if r['tier']=='paper': source.update({k: 'as published' for k in (*_published(r, r['data'], r['method'])[0], 'args')})
+    if r['tier']=='paper':
+        published, _ = _published(r, r['data'], r['method'])
+        source.update(dict.fromkeys([*published, 'args'], 'as published'))
     source.update(dict.fromkeys(overridden(r), 'override'))
     lines = [f'{k:<10} {str(v):<24} {source.get(k, "")}'.rstrip() for k,v in r.items()]
     return '\n'.join(lines + departures(r))
 
 # %% ../../nbs/710_paper.recipes.ipynb #942201b4
 _TABLES = dict(
-    all='cross_entropy hxe soft_labels emd yolo hyperspherical deep_ncm learnt fixed gp_rank gp_disto',
+    all='''cross_entropy hxe soft_labels emd yolo hyperspherical deep_ncm
+        learnt fixed gp_rank gp_disto''',
     ablation='gp_disto gp_disto_fixed_scale fixed gp_rank gp_disto_squared',
     robustness='gp_disto gp_disto:lam=.5 gp_disto:lam=2 gp_disto:lam=3 gp_disto:hidden=False',
-    little='cross_entropy emd learnt gp_disto', finetune='cross_entropy learnt gp_disto soft_labels')
+    little='cross_entropy emd learnt gp_disto',
+    finetune='cross_entropy learnt gp_disto soft_labels')
 GROUPS = {k: o.split() for k,o in _TABLES.items()}
 
 def _literal(s):
+    "The Python value that the text `s` stands for; the text itself if it is none"
     try: return ast.literal_eval({'true':'True', 'false':'False', 'null':'None'}.get(s, s))
     except (ValueError,SyntaxError,RecursionError,MemoryError): return s
 
 # %% ../../nbs/710_paper.recipes.ipynb #ce5386c2
+_OPTIONS = 'data method methods tier seed seeds fold fraction hierarchy'.split()
+
 def settings(
     s # names and values, separated by commas
 ):
     "A dict from text such as 'lam=2,arch=thin_resnet'"
     res = {}
     for o in filter(None, s.split(',')):
-        k,_,v = [w.strip() for w in o.partition('=')]
-        if not (k and v): raise RecipeError(f'{o!r} is not a setting: write name=value, as in lam=2,epochs=3')
-        if k in ('data','method','methods','tier','seed','seeds','fold','fraction','hierarchy'):
+        k, _, v = [w.strip() for w in o.partition('=')]
+        if not (k and v):
+            raise RecipeError(f'{o!r} is not a setting: write name=value, as in lam=2,epochs=3')
+        if k in _OPTIONS:
             raise RecipeError(f'{k!r} is not a setting: use --{k}')
         res[k] = _literal(v)
         if k in _FIELDS: _validate(**{k: res[k]})
@@ -359,16 +442,20 @@ def parse_methods(
     without=() # names to leave out
 ):
     "Pairs of method and overrides"
-    parts = dict.fromkeys(o for m in methods.split(',') for o in GROUPS.get(m, [m]))
-    pairs = [(m.split(':')[0], settings(','.join(m.split(':')[1:]))) for m in parts]
+    lines = dict.fromkeys(o for m in methods.split(',') for o in GROUPS.get(m, [m]))
+    parts = [o.split(':') for o in lines]
+    pairs = [(name, settings(','.join(args))) for name,*args in parts]
     if not all(m.strip() for m,_ in pairs):
-        raise RecipeError(f'methods {methods!r} has an empty name: separate names with one comma, as in hxe,gp_disto')
+        raise RecipeError(f'methods {methods!r} has an empty name: '
+                          'separate names with one comma, as in hxe,gp_disto')
     return [o for o in pairs if o[0] not in without]
 
 # %% ../../nbs/710_paper.recipes.ipynb #837072f9
 def _repeat(data, how, i):
-    "Seed and fold of run number `i`; further folds have the next seed, so another division of the data"
-    return dict(seed=i) if how=='seed' else dict(zip(('seed','fold'), divmod(i, RECIPES[data]['runs'][0])))
+    "Seed and fold of run number `i`; further folds have the next seed, so other parts of `data`"
+    if how=='seed': return dict(seed=i)
+    seed, fold = divmod(i, RECIPES[data]['runs'][0])
+    return dict(seed=seed, fold=fold)
 
 # %% ../../nbs/710_paper.recipes.ipynb #f78c2b5b
 def sweep_recipes(
@@ -382,19 +469,25 @@ def sweep_recipes(
     _known(data, RECIPES, 'data')
     if seeds is not None and seeds<0: raise RecipeError(f'seeds must be 0 or more, got {seeds}')
     base = {**_value(RECIPES[data]), **_tier_of(data, kwargs.get('tier', 'paper'))}
-    return [resolve(data, m, fraction=f, **_repeat(data, base['repeat'], i), **{**kwargs, **o})
-            for i in range(seeds or kwargs.get('runs') or base['runs']) for f in fractions
-            for m,o in parse_methods(methods, base.get('without', ()))]
+    n = seeds or kwargs.get('runs') or base['runs']
+    lines = parse_methods(methods, base.get('without', ()))
+    def line(i, f, method, own):
+        return resolve(data, method, fraction=f, **_repeat(data, base['repeat'], i),
+                       **{**kwargs, **own})
+    return [line(i, f, m, o) for i in range(n) for f in fractions for m,o in lines]
 
 # %% ../../nbs/710_paper.recipes.ipynb #355a3330
-_OURS = 'x cbs default_cbs metrics loss_func opt_func splitter path model_dir'.split() # not for recipes
+# not for recipes
+_NOT_SETTINGS = 'x cbs default_cbs metrics loss_func opt_func splitter path model_dir'.split()
 _TYPES = {bool: bool, int: float, float: float, str: str|float}
 
 def _defaults(method):
     "Arguments of `method`, `Learner` and `embedder` that a recipe may set, with their defaults"
     _known(method, METHODS, 'method')
-    ps = {k: p.default for f in (Learner,embedder) for k,p in signature(f).parameters.items() if k not in _OURS}
-    return {**{k: v for k,v in ps.items() if v is not Parameter.empty}, **METHODS[method].defaults}
+    args = {**signature(Learner).parameters, **signature(embedder).parameters}
+    defaults = {k: p.default for k,p in args.items() if k not in _NOT_SETTINGS}
+    defaults = {k: v for k,v in defaults.items() if v is not Parameter.empty}
+    return {**defaults, **METHODS[method].defaults}
 
 def _arguments(method):
     "A model of the arguments of `_defaults`, with the types of their defaults"
@@ -419,7 +512,8 @@ def check_runs(
 ):
     "Raise a `RecipeError` about the first of `rs` that cannot be done"
     for r in rs: _check_args(r)
-    for o,m in dict.fromkeys((r['hierarchy'], r['method']) for r in rs if r['hierarchy']!=TREES[r['data']]):
+    others = [r for r in rs if r['hierarchy']!=TREES[r['data']]]
+    for o,m in dict.fromkeys((r['hierarchy'], r['method']) for r in others):
         try:
             h = read_hierarchy(o)
             if METHODS[m].tree: as_tree(h, f'The method {m}')

@@ -6,7 +6,7 @@
 __all__ = ['COLUMNS', 'run_data', 'run_learner', 'results_file', 'run_file', 'check_log', 'train_run', 'extra']
 
 # %% ../../nbs/711_paper.runs.ipynb #a9164a6d
-import contextlib, inspect, json, platform, random, time, warnings
+import contextlib, inspect, json, platform, warnings
 from contextlib import contextmanager
 from functools import lru_cache
 from pkgutil import resolve_name
@@ -24,6 +24,7 @@ from ..images import extra, hold_out, take_fraction, tensor_dls
 from ..features import FeatureDS, features
 from ..methods import METHODS, get_method
 from ..learner import hier_learner
+from ..checkpoint import Checkpoint, CheckpointError
 from ..files import *
 from ..digits import digits
 from .data.cifar100 import cifar100, cifar100_folder, cifar100_here
@@ -45,22 +46,28 @@ def _accepted(f, **kwargs):
 class _Part(GetAttr):
     "The items `idx` of the data set `ds`"
     _default = 'ds'
-    def __init__(self, ds, idx): self.ds,self.idx = ds,idx
+    def __init__(self, ds, idx):
+        self.ds = ds
+        self.idx = idx
     def __len__(self): return len(self.idx)
     def __getitem__(self, i): return self.ds[self.idx[i].tolist()]
 
 # %% ../../nbs/711_paper.runs.ipynb #ffed6726
 def _use(dl, idx):
     "Let `dl` read the items `idx` only"
-    dl.dataset,dl.n = _Part(dl.dataset, idx),len(idx)
+    dl.dataset = _Part(dl.dataset, idx)
+    dl.n = len(idx)
 
 def _sample(dl, n, seed=0):
     "Let `dl` read `n` random items only; all if `n` is None"
-    idx = torch.randperm(len(dl.dataset), generator=torch.Generator().manual_seed(seed))[:n]
+    g = torch.Generator().manual_seed(seed)
+    idx = torch.randperm(len(dl.dataset), generator=g)[:n]
     if len(idx)<len(dl.dataset): _use(dl, idx.sort().values)
 
 # %% ../../nbs/711_paper.runs.ipynb #1481d859
-LOADERS = dict(digits=digits, mnist=mnist, cifar100=cifar100, nyudv2=nyudv2, s2agri=s2agri, inat19=inat19)
+LOADERS = dict(
+    digits=digits, mnist=mnist, cifar100=cifar100,
+    nyudv2=nyudv2, s2agri=s2agri, inat19=inat19)
 _HERE = dict(mnist=mnist_here, cifar100=cifar100_here) # others are not downloaded
 
 def _load_data(r, f, **kwargs):
@@ -75,21 +82,24 @@ def _load_data(r, f, **kwargs):
 _FOLDERS = dict(cifar100=cifar100_folder)
 
 @lru_cache
-def _features(data, arch, size):
+def _feature_sets(data, arch, size):
     "Features of the training and test set of `data`: pairs `x, y`, names of the classes, digest"
     dls = features(_FOLDERS[data](), arch, size=size, flip=True)
-    return *[(o.dataset.x, o.dataset.y) for o in dls.loaders], list(dls.vocab), dls.features['key']
+    train, test = [(o.dataset.x, o.dataset.y) for o in dls.loaders]
+    return train, test, list(dls.vocab), dls.features['key']
 
 # %% ../../nbs/711_paper.runs.ipynb #cad02546
 def _frozen_data(r):
     "`dls, hierarchy` of a run on frozen features"
-    train,test,vocab,key = _features(r['data'], r['frozen'], r['size'])
-    if r.get('holdout'): train,test = hold_out(*train, r['holdout'])
-    if not r.get('augment', True): train = train[0][:,:1],train[1] # without the flipped view
-    idx = take_fraction(train[1], r['fraction'], r['seed'])
-    dls = tensor_dls([o[idx] for o in train], test, vocab, bs=r['bs'], val_bs=2048, ds_cls=FeatureDS)
+    train, test, vocab, key = _feature_sets(r['data'], r['frozen'], r['size'])
+    if r.get('holdout'): train, test = hold_out(*train, r['holdout'])
+    x, y = train
+    if not r.get('augment', True): x = x[:,:1] # without the flipped view
+    idx = take_fraction(y, r['fraction'], r['seed'])
+    train = x[idx], y[idx]
+    dls = tensor_dls(train, test, vocab, bs=r['bs'], val_bs=2048, ds_cls=FeatureDS)
     dls.features = key
-    return dls,align_costs(r['hierarchy'], vocab, subset=True)
+    return dls, align_costs(r['hierarchy'], vocab, subset=True)
 
 # %% ../../nbs/711_paper.runs.ipynb #e18f6fcc
 def _images(r):
@@ -97,22 +107,24 @@ def _images(r):
     f = LOADERS[r['data']]
     prep = preprocessing(r['arch'])
     stats = dict(stats=(prep['mean'], prep['std'])) if prep else {}
-    args = _accepted(f, **{k: v for k,v in r.items() if k not in ('seed','hierarchy')}, **stats)
+    given = {k: v for k,v in r.items() if k not in ('seed','hierarchy')}
+    args = _accepted(f, **given, **stats)
     for k in ('holdout','augment'):
         if k in r and k not in args: raise RecipeError(f"{r['data']} has no {k}: remove `{k}`")
     own = 'fraction' in args # such data sets keep the shares of the classes
     if own: args['seed'] = r['seed']
     if r['hierarchy']!=TREES[r['data']]: args['hierarchy'] = r['hierarchy']
-    dls,h = _load_data(r, f, **args)
+    dls, h = _load_data(r, f, **args)
     if not own: _sample(dls.train, round(r['fraction']*len(dls.train_ds)), r['seed'])
-    return dls,h
+    return dls, h
 
 # %% ../../nbs/711_paper.runs.ipynb #5e853a2a
 def run_data(
     r # a resolved recipe
 ):
-    "`dls, hierarchy` of the run `r`; a third loader is the test set, if the data has a separate validation set"
-    dls,h = (_frozen_data if r.get('frozen') and r['data']!='nyudv2' else _images)(r)
+    "`dls, hierarchy` of the run `r`; with a separate validation set, a third loader is the test set"
+    on_features = r.get('frozen') and r['data']!='nyudv2'
+    dls, h = _frozen_data(r) if on_features else _images(r)
     _sample(dls.train, r.get('n_train'), r['seed'])
     n = len(dls.train_ds)
     if r.get('same_steps'): _use(dls.train, torch.arange(round(n/r['fraction']))%n)
@@ -120,30 +132,35 @@ def run_data(
     if 'n_valid' in r:
         if len(dls.loaders)<3: dls.loaders.insert(1, dls.valid.new()) # the test set stays last
         _sample(dls.valid, r['n_valid'])
-    return dls,h
+    return dls, h
 
 # %% ../../nbs/711_paper.runs.ipynb #fca8f7a6
+_OPTIMISERS = dict(sgd=torch.optim.SGD, adam=torch.optim.Adam, adamw=torch.optim.AdamW)
+
 def _optimiser(r):
+    "What makes the optimiser of the recipe `r`, as `Learner` takes it"
     own = dict(momentum=r['mom']) if r['opt']=='sgd' else dict(betas=tuple(r['betas']))
-    opt = dict(sgd=torch.optim.SGD, adam=torch.optim.Adam, adamw=torch.optim.AdamW)[r['opt']]
-    return partial(OptimWrapper, opt=opt, lr=r['lr'], weight_decay=r['wd'], **own)
+    return partial(OptimWrapper, opt=_OPTIMISERS[r['opt']], lr=r['lr'], weight_decay=r['wd'], **own)
 
 # %% ../../nbs/711_paper.runs.ipynb #882658cd
 def _rates(r):
-    "First learning rate and weight decay of each group of parameters"
-    if 'proto_lr' not in r and 'proto_wd' not in r: return [r['lr']],[r['wd']]
-    return [r['lr'], r['lr']*r.get('proto_lr', 1.)],[r['wd'], ifnone(r.get('proto_wd'), r['wd'])]
+    "First learning rates and weight decays of the groups of parameters"
+    lr, wd = r['lr'], r['wd']
+    if 'proto_lr' not in r and 'proto_wd' not in r: return [lr], [wd]
+    return [lr, lr*r.get('proto_lr', 1.)], [wd, ifnone(r.get('proto_wd'), wd)]
 
 # %% ../../nbs/711_paper.runs.ipynb #a74e0211
 class _Rate(Callback):
     "Set learning rates and weight decays as the recipe `r` says"
     run_valid = False
     def __init__(self, r):
-        f,self.smooth = SCHEDULES[r['schedule']],r['schedule']=='one_cycle'
-        self.f,(self.lrs,self.wds) = partial(f, **_accepted(f, **r)),_rates(r)
+        schedule = SCHEDULES[r['schedule']]
+        self.f = partial(schedule, **_accepted(schedule, **r))
+        self.smooth = r['schedule']=='one_cycle' # changes at every batch
+        self.lrs, self.wds = _rates(r)
     def before_batch(self):
-        f = self.f(self.epoch + self.smooth*self.iter/self.n_iter, self.n_epoch)
-        self.opt.set_hypers(lr=[o*f for o in self.lrs], wd=self.wds)
+        factor = self.f(self.epoch + self.smooth*self.iter/self.n_iter, self.n_epoch)
+        self.opt.set_hypers(lr=[o*factor for o in self.lrs], wd=self.wds)
 
 # %% ../../nbs/711_paper.runs.ipynb #5e60e341
 _IGNORE = dict(nyudv2=255)
@@ -158,15 +175,20 @@ def _learner_args(r):
     return {**res, **r['args']}
 
 # %% ../../nbs/711_paper.runs.ipynb #838bef1c
-def _body(r):
+_N_FEATURES = 1280 # of EfficientNet-Lite
+
+def _network(r):
     "The network of the recipe `r` in front of the projection"
-    if r['arch']=='identity': return nn.Identity()
-    if r['arch']=='hidden': return nn.Sequential(nn.Linear(1280, 512), nn.ReLU()) # EfficientNet-Lite has 1280
-    if r['arch'] not in ARCHS:
-        return embedder(r['arch'], pretrained=r['pretrained'], project=False)[0].to(memory_format=torch.channels_last)
-    make = arch_func(r['arch'])
-    return make(**_accepted(make, m=r['m'], pretrained=r['pretrained'], size=r.get('size'),
-                            published_init=r.get('published_init', False)))
+    arch = r['arch']
+    if arch=='identity': return nn.Identity()
+    if arch=='hidden': return nn.Sequential(nn.Linear(_N_FEATURES, 512), nn.ReLU())
+    if arch not in ARCHS:
+        body = embedder(arch, pretrained=r['pretrained'], project=False)
+        return body[0].to(memory_format=torch.channels_last)
+    make = arch_func(arch)
+    args = dict(m=r['m'], pretrained=r['pretrained'], size=r.get('size'),
+                published_init=r.get('published_init', False))
+    return make(**_accepted(make, **args))
 
 # %% ../../nbs/711_paper.runs.ipynb #9b63e27d
 def run_learner(
@@ -176,142 +198,85 @@ def run_learner(
     cbs=None # further callbacks
 ):
     "The `Learner` of the run `r`"
-    metrics = hier_metrics(h, ['error_rate','average_cost'], ignore_index=_IGNORE.get(r['data']))
-    return hier_learner(dls, _body(r), h, method=r['method'], opt_func=_optimiser(r), lr=r['lr'], metrics=metrics,
-                        cbs=[_Rate(r), *L(cbs)], **_learner_args(r))
-
-# %% ../../nbs/711_paper.runs.ipynb #66712e38
-def _loaders(dls): return [getattr(o, 'dl', o) if type(o).__name__=='DistributedDL' else o for o in dls.loaders]
-
-def _rng_state(dls):
-    "All random states, as tensors and numbers: fastai's, and those of the loaders"
-    s = get_random_states()
-    s['numpy_state'] = [o.tolist() if isinstance(o, np.ndarray) else o for o in s['numpy_state']]
-    return dict(common=s, loaders=[o.rng.getstate() for o in _loaders(dls)])
-
-def _set_rng_state(s, dls):
-    set_random_states(**s['common'])
-    for o,state in zip(_loaders(dls), s['loaders'], strict=True):
-        o.rng = random.Random()
-        o.rng.setstate(state)
+    names = ['error_rate','average_cost']
+    metrics = hier_metrics(h, names, ignore_index=_IGNORE.get(r['data']))
+    return hier_learner(
+        dls, _network(r), h, method=r['method'], opt_func=_optimiser(r), lr=r['lr'],
+        metrics=metrics, cbs=[_Rate(r), *L(cbs)], **_learner_args(r))
 
 # %% ../../nbs/711_paper.runs.ipynb #c93ea2b8
-_COUNTS = dict(last=lambda e, n: e==n-1, best_of_last_5=lambda e, n: e>=n-5, best_valid=lambda e, n: True)
+_COUNTS = dict(
+    last=lambda e, n: e==n-1,
+    best_of_last_5=lambda e, n: e>=n-5,
+    best_valid=lambda e, n: True)
 
-class _Checkpoint(Callback):
-    "Write a checkpoint to `path` after each epoch, and continue from there; `h` are the costs"
-    order = 60 # after the Recorder
+class _RunCheckpoint(Checkpoint):
+    "A `Checkpoint` at `path` with the history and the best weights; `h` are the costs"
     def __init__(self, path, report, h):
-        self.path,self.counts,self.h = Path(path),_COUNTS[report],h
-        self.state,self.later = dict(epoch=0, history=[], best=None, seconds=0.),None
-    @property
-    def bare(self): return getattr(self.model, 'module', self.model)
-    def after_epoch(self):
-        if self.epoch<self.state['epoch']: return # fastai skips finished epochs
-        self.note()
+        super().__init__(path)
+        self.counts = _COUNTS[report]
+        self.h = h
+        self.state.update(history=[], best=None)
+    def note(self):
+        self.add_to_history()
         self.keep_best()
-        self.save()
 
 # %% ../../nbs/711_paper.runs.ipynb #d70a2ca5
-def _protos(learn):
+def _protos_of(learn):
     "Prototypes of `learn`; None if it has none"
     with contextlib.suppress(ValueError): return find_protos(learn.model).protos
 
 def _scale(learn, h):
     "Optimal scale of the learnt prototypes of `learn` for the costs `h`; None if it has none"
-    protos = _protos(learn)
+    protos = _protos_of(learn)
     if protos is None or not protos.requires_grad: return None
+    D = costs_for(h, len(protos)).to(protos.device)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        return smooth_scale(protos.detach(), costs_for(h, len(protos)).to(protos.device)).item()
+        return smooth_scale(protos.detach(), D).item()
 
 # %% ../../nbs/711_paper.runs.ipynb #dabaac75
+_CURVES = 'train_loss valid_loss er ahc'.split()
+
 @patch
-def note(self:_Checkpoint):
-    "Add the epoch to the history"
-    values = dict(zip(['train_loss','valid_loss','er','ahc'], map(float, self.recorder.values[-1])))
-    self.state['history'].append(dict(epoch=self.epoch, lr=self.opt.hypers[0]['lr'], **values,
-                                      scale=_scale(self.learn, self.h)))
+def add_to_history(self:_RunCheckpoint):
+    "Add what the epoch showed to the history"
+    values = dict(zip(_CURVES, map(float, self.recorder.values[-1])))
+    facts = dict(epoch=self.epoch, lr=self.opt.hypers[0]['lr'], **values)
+    self.state['history'].append(dict(facts, scale=_scale(self.learn, self.h)))
 
 # %% ../../nbs/711_paper.runs.ipynb #75dcade9
 @patch
-def keep_best(self:_Checkpoint):
+def keep_best(self:_RunCheckpoint):
     "Keep the weights if the epoch counts and is the best so far"
-    er,best = self.state['history'][-1]['er'],self.state['best']
-    if self.counts(self.epoch, self.n_epoch) and (best is None or er<best['er']):
-        weights = {k: v.cpu().clone() for k,v in self.bare.state_dict().items()}
-        self.state['best'] = dict(epoch=self.epoch, er=er, model=weights)
+    er = self.state['history'][-1]['er']
+    best = self.state['best']
+    if not self.counts(self.epoch, self.n_epoch): return
+    if best and er>=best['er']: return
+    weights = {k: v.cpu().clone() for k,v in self.bare.state_dict().items()}
+    self.state['best'] = dict(epoch=self.epoch, er=er, model=weights)
 
-# %% ../../nbs/711_paper.runs.ipynb #13963b69
-def _gather(o):
-    "The objects `o` of all processes, as a list"
-    res = [o]*max(1, num_distrib())
-    if num_distrib()>1: torch.distributed.all_gather_object(res, o)
-    return res
+# %% ../../nbs/711_paper.runs.ipynb #e8f3327f
+@contextmanager
+def _silent(learn):
+    "Within this context `learn` prints nothing"
+    with learn.no_bar(), learn.no_logging(): yield
 
+# %% ../../nbs/711_paper.runs.ipynb #3ea0c7b2
 def _from_first(o):
     "The object `o` of the first process"
     res = [o]
     if num_distrib()>1: torch.distributed.broadcast_object_list(res)
     return res[0]
 
-# %% ../../nbs/711_paper.runs.ipynb #a7199c89
-@patch
-def save(self:_Checkpoint):
-    "Write the state after this epoch"
-    self.rng = _rng_state(self.dls)
-    everyone = _gather(self.rng)
-    self.state.update(epoch=self.epoch+1, seconds=self.state['seconds']+time.time()-self.start)
-    if rank_distrib(): return
-    scaler = getattr(getattr(self.learn, 'mixed_precision', None), 'scaler', None)
-    smooth = [float(ifnone(o, 0.)) for o in (self.recorder.smooth_loss.count, self.recorder.smooth_loss.val)]
-    full = dict(self.state, smooth=smooth, model=self.bare.state_dict(), opt=self.opt.state_dict(), random=everyone,
-                scaler=scaler and scaler.state_dict())
-    write_whole(self.path, lambda f: torch.save(full, f))
-
-# %% ../../nbs/711_paper.runs.ipynb #a078d258
-@patch
-def load(self:_Checkpoint):
-    "Load model and optimiser from `path`, if it exists; returns the first epoch to train"
-    self.rng = _rng_state(self.dls)
-    if not self.path.exists(): return 0
-    try:
-        self.later = torch.load(self.path, map_location='cpu', weights_only=True)
-        self.rng,self.state = self.later['random'][rank_distrib()],{k: self.later[k] for k in self.state}
-    except Exception as e:
-        why = f'damaged, or from another version ({type(e).__name__})'
-        raise RecipeError(f'{self.path} is {why}: remove it to start the run again') from None
-    self.learn.model.load_state_dict(self.later['model'])
-    self.learn.model.to(ifnone(self.dls.device, default_device())) # the state of the optimiser goes where the model is
-    self.learn.opt.load_state_dict(self.later['opt'])
-    return self.state['epoch']
-
-# %% ../../nbs/711_paper.runs.ipynb #36c30ef5
-@patch
-def before_train(self:_Checkpoint):
-    "Continue with the random numbers of the last epoch and, after an interruption, its step and loss"
-    self.start = time.time()
-    _set_rng_state(self.rng, self.dls)
-    if self.later is None: return
-    self.learn.train_iter = self.epoch*len(self.dls.train)
-    smooth = self.recorder.smooth_loss
-    smooth.count,smooth.val = self.later['smooth'][0],tensor(self.later['smooth'][1])
-    if self.later['scaler']: self.learn.mixed_precision.scaler.load_state_dict(self.later['scaler'])
-    self.later = None
-
-# %% ../../nbs/711_paper.runs.ipynb #e8f3327f
-@contextmanager
-def _quiet(learn):
-    with learn.no_bar(), learn.no_logging(): yield
-
-# %% ../../nbs/711_paper.runs.ipynb #3ea0c7b2
 def _fit(r, learn, path, h, bar=False):
-    "Train `learn` to the end, from the checkpoint at `path` if there is one; returns the checkpoint's state"
-    ckpt = _Checkpoint(path, r['report'], h)
+    "State after training `learn` to the end, from the checkpoint at `path` if there is one"
+    ckpt = _RunCheckpoint(path, r['report'], h)
     learn.add_cb(ckpt)
-    learn.create_opt()
-    begin = ckpt.load()
-    with contextlib.nullcontext() if bar else _quiet(learn):
+    try: begin = ckpt.load()
+    except CheckpointError as e:
+        raise RecipeError(f'{e}: remove it to start the run again') from None
+    with contextlib.nullcontext() if bar else _silent(learn):
         if begin<r['epochs']: learn.fit(r['epochs'], start_epoch=begin)
     learn.remove_cb(ckpt)
     return ckpt.state
@@ -323,34 +288,38 @@ class _KeepLabels(Callback):
     def before_validate(self): self.parts = []
     def after_batch(self):
         small = torch.uint8 if self.pred.shape[1]<255 else torch.int16
-        both = self.learn.rule(self.pred.detach()),self.y
+        both = self.learn.rule(self.pred.detach()), self.y
         self.parts.append([o.to(small).as_subclass(Tensor).cpu() for o in both])
     @property
-    def labels(self): return dict(zip(('pred','targ'), (torch.cat(o).numpy() for o in zip(*self.parts))))
+    def labels(self):
+        pred, targ = [torch.cat(o).numpy() for o in zip(*self.parts)]
+        return dict(pred=pred, targ=targ)
 
 # %% ../../nbs/711_paper.runs.ipynb #7dec46e2
 _SHORT = dict(error_rate='er', average_cost='ahc')
 
-_MEASURES = 'error_rate average_cost mistake_severity hier_dist_at_k mean_iou calibration_error'.split()
-_TREE_MEASURES = 'hier_precision hier_recall hier_f1 level_accuracy'.split()
+_MEASURED = '''error_rate average_cost mistake_severity hier_dist_at_k
+    mean_iou calibration_error'''.split()
+_TREE_MEASURED = 'hier_precision hier_recall hier_f1 level_accuracy'.split()
 
 def _test_dl(learn): return learn.dls.loaders[1:3][-1] # the validation set, if there is no other
 
-def _measure(learn, h, ignore_index=None):
+def _test_metrics(learn, h, ignore_index=None):
     "All metrics on the test set, and the labels"
-    dl,keep = _test_dl(learn),_KeepLabels()
-    names = [*_MEASURES, *_TREE_MEASURES*isinstance(h, Hierarchy)]
+    dl = _test_dl(learn)
+    keep = _KeepLabels()
+    names = [*_MEASURED, *_TREE_MEASURED*isinstance(h, Hierarchy)]
     learn.metrics = hier_metrics(h, names, ignore_index=ignore_index)
-    with _quiet(learn): loss,*values = learn.validate(dl=dl, cbs=keep)
+    with _silent(learn): loss, *values = learn.validate(dl=dl, cbs=keep)
     res = {_SHORT.get(m.name, m.name): v for m,v in zip(learn.metrics, values, strict=True)}
     levels = [res.pop(k) for k in list(res) if k.endswith('_accuracy')]
     return dict(res, loss=loss, levels=json.dumps(levels), n_test=len(dl.dataset)), keep.labels
 
 # %% ../../nbs/711_paper.runs.ipynb #8cf0c940
-COLUMNS = '''
-    run_id data tier method seed fold fraction hierarchy overrides epochs er ahc mistake_severity hier_dist_at_5
-    mean_iou calibration_error hier_precision hier_recall hier_f1 levels loss distortion scale best_epoch n_train n_test
-    params seconds commit versions device'''.split()
+COLUMNS = '''run_id data tier method seed fold fraction hierarchy overrides epochs
+    er ahc mistake_severity hier_dist_at_5 mean_iou calibration_error
+    hier_precision hier_recall hier_f1 levels loss distortion scale
+    best_epoch n_train n_test params seconds commit versions device'''.split()
 
 # %% ../../nbs/711_paper.runs.ipynb #efa75693
 def results_file(r, out='results'):
@@ -362,17 +331,36 @@ def run_file(r, out, suffix):
     return results_file(r, out).with_suffix('')/f"{r['run_id']}.{suffix}"
 
 # %% ../../nbs/711_paper.runs.ipynb #ecd33997
+def _device_name(device):
+    "The name of the GPU, or the kind of processor"
+    if device.type=='cuda': return torch.cuda.get_device_name(device)
+    return f'{device.type} {platform.machine()}'
+
+def _distortion_of(learn, h):
+    "Scale-free distortion of the class prototypes of `learn`; None if it has none"
+    protos = _protos_of(learn)
+    if protos is None: return None
+    return float(scale_free_distortion(protos.detach()[:len(h)].float().cpu(), h))
+
 def _row(r, learn, h, state, res):
     "The row of the run `r`"
-    protos,dls,device = _protos(learn),learn.dls,learn.dls.device
-    name = torch.cuda.get_device_name(device) if device.type=='cuda' else f'{device.type} {platform.machine()}'
-    disto = None if protos is None else float(scale_free_distortion(protos.detach()[:len(h)].float().cpu(), h))
-    n_train = len(dls.train_ds.idx.unique()) if isinstance(dls.train_ds, _Part) else len(dls.train_ds)
-    return dict({k: r[k] for k in COLUMNS[:7]}, **res, hierarchy=Path(r['hierarchy']).name,
-                overrides=json.dumps(overridden(r)), epochs=r['epochs'], distortion=disto,
-                scale=state['history'][-1]['scale'], best_epoch=state['best']['epoch'], n_train=n_train,
-                params=sum(p.numel() for p in learn.model.parameters()), seconds=round(state['seconds'], 1),
-                commit=commit(), versions=versions(), device=name)
+    data = learn.dls.train_ds
+    n_train = len(data.idx.unique()) if isinstance(data, _Part) else len(data)
+    return dict(
+        {k: r[k] for k in COLUMNS[:7]},
+        **res,
+        hierarchy=Path(r['hierarchy']).name,
+        overrides=json.dumps(overridden(r)),
+        epochs=r['epochs'],
+        distortion=_distortion_of(learn, h),
+        scale=state['history'][-1]['scale'],
+        best_epoch=state['best']['epoch'],
+        n_train=n_train,
+        params=sum(p.numel() for p in learn.model.parameters()),
+        seconds=round(state['seconds'], 1),
+        commit=commit(),
+        versions=versions(),
+        device=_device_name(learn.dls.device))
 
 # %% ../../nbs/711_paper.runs.ipynb #c2f1629d
 def _tidy(r, out):
@@ -388,18 +376,21 @@ def check_log(
     log # '', 'tensorboard' or 'wandb'
 ):
     "Raise if `log` is unknown or its package is missing"
-    if log not in ('','tensorboard','wandb'): raise RecipeError(f'unknown log {log!r}; choose tensorboard or wandb')
+    if log not in ('','tensorboard','wandb'):
+        raise RecipeError(f'unknown log {log!r}; choose tensorboard or wandb')
     if log: extra(log, 'log')
 
 # %% ../../nbs/711_paper.runs.ipynb #d1fc8f8d
 def _tensorboard(folder):
+    "A callback that logs loss and hyperparameters to TensorBoard files in `folder`"
     class Board(resolve_name('fastai.callback.tensorboard:TensorBoardCallback')):
+        def log(self, name, value): self.writer.add_scalar(name, value, self.train_iter)
         def after_batch(self):
             if not self.training: return
-            self.writer.add_scalar('train_loss', self.smooth_loss, self.train_iter)
+            self.log('train_loss', self.smooth_loss)
             for i,h in enumerate(self.opt.hypers):
                 for k,v in h.items():
-                    if type(v) in (int,float): self.writer.add_scalar(f'{k}_{i}', v, self.train_iter)
+                    if type(v) in (int,float): self.log(f'{k}_{i}', v)
     return Board(folder, trace_model=False, log_preds=False)
 
 # %% ../../nbs/711_paper.runs.ipynb #6d513560
@@ -411,8 +402,10 @@ def _logged(log, r, out):
     elif log=='tensorboard': yield [_tensorboard(Path(out)/'tensorboard'/r['run_id'])]
     else:
         Path(out).mkdir(parents=True, exist_ok=True)
-        with extra('wandb', 'log').init(project='hierproto', name=r['run_id'], config=r, dir=str(out)):
-            yield [resolve_name('fastai.callback.wandb:WandbCallback')(log_preds=False, log_model=False)]
+        wandb = extra('wandb', 'log')
+        logger = resolve_name('fastai.callback.wandb:WandbCallback')
+        with wandb.init(project='hierproto', name=r['run_id'], config=r, dir=str(out)):
+            yield [logger(log_preds=False, log_model=False)]
 
 # %% ../../nbs/711_paper.runs.ipynb #ae13981c
 @contextmanager
@@ -420,7 +413,8 @@ def _set_up(r, learn):
     "Mixed precision if the recipe `r` says so, and all processes that `accelerate launch` started"
     device = learn.dls.device.type
     if r.get('fp16'):
-        if device!='cuda': raise RecipeError(f'fp16 needs a GPU, but this run is on {device}: remove fp16')
+        if device!='cuda':
+            raise RecipeError(f'fp16 needs a GPU, but this run is on {device}: remove fp16')
         learn.to_fp16()
     if num_distrib()<2:
         yield
@@ -431,33 +425,42 @@ def _set_up(r, learn):
 # %% ../../nbs/711_paper.runs.ipynb #bf1ca7f9
 def _same_training(r, recipes):
     "Those of `recipes` that train as `r` does and differ in the decision rule"
-    def what(o):
+    def training(o):
         m = METHODS.get(o['method'])
-        return m and (m.make, m.params, {k: v for k,v in o.items() if k not in ('run_id','method')})
-    return [o for o in recipes if o['method']!=r['method'] and what(o) and what(o)==what(r)]
+        settings = {k: v for k,v in o.items() if k not in ('run_id','method')}
+        return m and (m.make, m.params, settings)
+    others = [o for o in recipes if o['method']!=r['method']]
+    return [o for o in others if training(o) and training(o)==training(r)]
 
 # %% ../../nbs/711_paper.runs.ipynb #e46ec13c
 def _more_columns(r, learn, h):
     "Columns of frozen features, and those that the setting `crm` adds"
     if not r.get('crm'): return dict(features=learn.dls.features) if r.get('frozen') else {}
-    with learn.no_bar(): scores,y = learn.get_preds(dl=_test_dl(learn), act=noop)
-    expert,risk = align_costs(TREES[r['data']], learn.dls, subset=True),-expected_cost(scores, h)
+    with learn.no_bar(): scores, y = learn.get_preds(dl=_test_dl(learn), act=noop)
+    expert = align_costs(TREES[r['data']], learn.dls, subset=True)
+    risk = -expected_cost(scores, h)
     decided = hier_report(risk, y, h)
-    names = *_SHORT,'mistake_severity','hier_dist_at_5'
-    return dict({f'{_SHORT.get(o, o)}_crm': decided[o] for o in names}, nll=F.cross_entropy(scores, y).item(),
-                ahc_expert=average_cost(scores, y, expert).item(), ahc_expert_crm=average_cost(risk, y, expert).item(),
-                features=getattr(learn.dls, 'features', ''))
+    names = *_SHORT, 'mistake_severity', 'hier_dist_at_5'
+    return dict(
+        {f'{_SHORT.get(o, o)}_crm': decided[o] for o in names},
+        nll=F.cross_entropy(scores, y).item(),
+        ahc_expert=average_cost(scores, y, expert).item(),
+        ahc_expert_crm=average_cost(risk, y, expert).item(),
+        features=getattr(learn.dls, 'features', ''))
 
 # %% ../../nbs/711_paper.runs.ipynb #6377df7d
-def _write(r, out, learn, h, state, preds, facts):
+def _write_run(r, out, learn, h, state, preds, facts):
     "Measure `learn`; write the files and the row of the run `r`"
-    res,labels = _measure(learn, h, _IGNORE.get(r['data']))
+    res, labels = _test_metrics(learn, h, _IGNORE.get(r['data']))
     if rank_distrib(): return
-    more,arrays = facts(r, learn) if facts else (_more_columns(r, learn, h), {})
+    more, arrays = facts(r, learn) if facts else (_more_columns(r, learn, h), {})
     if preds:
-        arrays = dict(arrays, **labels, vocab=np.array(list(learn.dls.vocab)), costs=as_costs(h).numpy())
-        if _protos(learn) is not None: arrays['protos'] = _protos(learn).detach().cpu().numpy()
-    write_whole(run_file(r, out, 'csv'), lambda f: pd.DataFrame(state['history']).to_csv(f, index=False))
+        vocab = np.array(list(learn.dls.vocab))
+        arrays = dict(arrays, **labels, vocab=vocab, costs=as_costs(h).numpy())
+        protos = _protos_of(learn)
+        if protos is not None: arrays['protos'] = protos.detach().cpu().numpy()
+    history = pd.DataFrame(state['history'])
+    write_whole(run_file(r, out, 'csv'), lambda f: history.to_csv(f, index=False))
     if arrays: write_whole(run_file(r, out, 'npz'), lambda f: np.savez_compressed(f, **arrays))
     add_row(results_file(r, out), {**_row(r, learn, h, state, res), **more}, [*COLUMNS, *more])
 
@@ -469,18 +472,19 @@ def train_run(
     bar=False,     # show progress?
     log='',        # 'tensorboard' or 'wandb'
     cbs=None,      # further callbacks
-    facts=None,    # function of recipe and `Learner` that returns further columns, and arrays to write
-    also=()        # recipes; those that differ in the decision rule only are measured with the same training
+    facts=None,    # function of recipe and `Learner`: further columns, and arrays to write
+    also=()        # recipes; those that differ in the decision rule only share the training
 ):
-    "Train and measure the run `r`, from its checkpoint if there is one, and add its row; returns the row"
+    "The row of the run `r`: train, from its checkpoint if there is one, measure, and add the row"
     if r['run_id'] in finished(results_file(r, out)): return _tidy(r, out)
     set_seed(r['seed'], reproducible=True)
-    dls,h = run_data(r)
+    dls, h = run_data(r)
     learn = run_learner(r, dls, h, cbs)
     with _logged(log, r, out) as logs, learn.added_cbs(logs), _set_up(r, learn):
         state = _fit(r, learn, run_file(r, out, 'ckpt'), h, bar)
-    learn.model.load_state_dict(_from_first(state['best']['model'])) # buffers may differ between processes
+    best = _from_first(state['best']['model']) # buffers may differ between processes
+    learn.model.load_state_dict(best)
     for o in [*_same_training(r, also), r]:
         learn.rule = get_method(o['method']).decide(learn.hierarchy)
-        _write(o, out, learn, h, state, preds, facts)
+        _write_run(o, out, learn, h, state, preds, facts)
     if not rank_distrib(): return _tidy(r, out)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from fastai.basics import *
 from fastai.callback.schedule import *
 from ..hierarchy import *
-from ..files import add_row, commit, finished, read_rows, versions
+from ..files import add_row, commit, finished, run_hash, versions
 from ..distortion import scale_free_distortion, smooth_scale
 from ..prototypes import find_protos
 from ..metrics import *
@@ -22,11 +22,12 @@ from ..learner import hier_learner
 from ..body import embedder, preprocessing
 from ..images import cache_path, cached, hold_out, tensor_dls
 from ..predictions import Predictions
-from ..features import FeatureDS, NoValidation, train_head
+from ..features import FeatureDS, NoValidation, head_scores, train_head
 from ..compare import fold_numbers
 from .data.cifar100 import cifar100
 from .data.icd10 import icd10
 from .data.languages import languages
+from .sweeps import cheapest
 
 # %% ../../nbs/721_paper.studies.ipynb #7701a2a7
 Parts = namedtuple('Parts', 'train held test h')
@@ -146,13 +147,6 @@ def train_study(
         learn.fit_one_cycle(EPOCHS, r['settings']['lr'], cbs=[NoValidation(), *L(cbs)])
     return learn
 
-# %% ../../nbs/721_paper.studies.ipynb #86696e6b
-@torch.no_grad()
-def class_scores(learn, x):
-    "Scores (N, K) of the features `x`"
-    learn.model.eval()
-    return torch.cat([learn.model(o[:,0].float()) for o in x.split(4096)])
-
 # %% ../../nbs/721_paper.studies.ipynb #1eeb9fd2
 def least_risk_node(
     scores, # (N, K)
@@ -201,8 +195,8 @@ def measure_study(
     "All numbers of one training"
     h = parts.h
     (xh,yh), (x,y) = parts.held, parts.test
-    held = class_scores(learn, xh)
-    scores = class_scores(learn, x)
+    held = head_scores(learn, xh)
+    scores = head_scores(learn, x)
     T = fit_temperature(held, yh)
 
     report = hier_report(scores, y, h)
@@ -242,8 +236,7 @@ FIXED = dict(
 def recipe(data, study, method, seed=0, fine=None, up=0, **settings):
     "Everything that decides a run, and its `run_id`"
     r = dict(data=data, study=study, method=method, seed=seed, fine=fine, up=up, settings=settings)
-    text = json.dumps(r, sort_keys=True).encode()
-    return dict(run_id=hashlib.sha1(text).hexdigest()[:12], **r)
+    return dict(run_id=run_hash(r), **r)
 
 # %% ../../nbs/721_paper.studies.ipynb #d215cbb6
 def trials(data, method):
@@ -259,10 +252,8 @@ def results_file(data, out='results'):
 
 def best_settings(tried, out='results'):
     "The settings with the lowest average cost among the recipes `tried`; None until all are done"
-    rows = read_rows(results_file(tried[0]['data'], out))
-    settings = {r['run_id']: r['settings'] for r in tried}
-    if not len(rows) or not set(settings) <= set(rows.run_id): return None
-    return settings[rows.set_index('run_id').ahc[list(settings)].idxmin()]
+    pairs = [(r['settings'], r['run_id']) for r in tried]
+    return cheapest(pairs, results_file(tried[0]['data'], out))
 
 def chosen(data, method, out='results'):
     "The settings of `method`, chosen on a fifth of the training set; None until that is done"
@@ -405,7 +396,7 @@ def scale_facts(r, parts):
     recorder = ScaleByEpoch(parts.h)
     learn = train_study(r, parts, recorder)
     scales = recorder.scales
-    scores = class_scores(learn, parts.test[0])
+    scores = head_scores(learn, parts.test[0])
     return dict(
         data=r['data'],
         init=r['settings']['init'],
@@ -451,7 +442,7 @@ def run_curve(r, out='results'):
     parts = load(r['data'])
     learn = train_study(r, parts)
     x, y = parts.test
-    facts = curve_facts(class_scores(learn, x), y, parts.h)
+    facts = curve_facts(head_scores(learn, x), y, parts.h)
     row = {k: r[k] for k in ('run_id','data','method','seed')}
     add_row(path, dict(row, settings=json.dumps(r['settings']), **facts, **run_facts(start)),
             CURVE_COLUMNS)
@@ -493,7 +484,7 @@ def unseen_probs(
         unseen = folds==k
         parts = [(x[o],y[o]) for o in (~unseen, unseen)]
         learn = train_head(*parts, h.leaves, h, 'cross_entropy', seed, **settings)
-        res[unseen] = class_scores(learn, x[unseen]).softmax(1)
+        res[unseen] = head_scores(learn, x[unseen]).softmax(1)
     return res
 
 # %% ../../nbs/721_paper.studies.ipynb #5be40a8d
