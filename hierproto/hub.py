@@ -11,22 +11,13 @@ from fastai.basics import *
 from .hierarchy import *
 from .hierarchy import quoted
 from .files import plain
+from .pages import markdown_table
 from .predictions import *
 from .saving import *
 from .audit import *
 from .answers import read_predictions
 
 # %% ../nbs/512_hub.ipynb #67fb59c0
-def _markdown(
-    table # a DataFrame
-):
-    "`table` in Markdown"
-    def text(o): return f'{o:.3g}' if isinstance(o, float) else str(o).replace('|', '\\|')
-    def row(cells): return f"| {' | '.join(map(text, cells))} |"
-    top = [row(['', *table.columns]), row(['---']*(1+len(table.columns)))]
-    rows = [row([name, *cells]) for name,cells in zip(table.index, table.values.tolist())]
-    return '\n'.join(top + rows)
-
 def _costs_part(h):
     "What mistakes between the classes of `h` cost, in Markdown"
     D = as_costs(h)
@@ -35,18 +26,18 @@ def _costs_part(h):
             f'{off.mean():.3g} on average over all pairs of classes.')
     if isinstance(h, Hierarchy): return f'{text} The costs are those of the tree.'
     if len(h) > 20: return text
-    names = pd.Index(h.leaves, name='answer')
-    table = pd.DataFrame(D.tolist(), names, h.leaves)
-    return f'{text} Rows are answers, columns are true classes:\n\n{_markdown(table)}'
+    table = markdown_table(pd.DataFrame(D.tolist(), h.leaves, h.leaves), '.3g')
+    return f'{text} Rows are answers, columns are true classes:\n\n{table}'
 
 # %% ../nbs/512_hub.ipynb #db2ce33c
 def _audit_part(p):
     "Measures of the `Predictions` `p` with intervals, in Markdown"
     lines = p.with_rules('this model')
     notes = [] if p.probs is None else savings(lines)
-    return '\n\n'.join([f'On {len(p):,} images, with 95% intervals. AHC is the average cost of an '
-                        'answer, severity the average cost of a mistake.',
-                        _markdown(interval_table(lines)), *notes, *p.notes])
+    what = (f'On {len(p):,} images, with 95% intervals. AHC is the average cost of an answer, '
+            'severity the average cost of a mistake.')
+    table = interval_table(lines).rename_axis(None)
+    return '\n\n'.join([what, markdown_table(table, '.3g'), *notes, *p.notes])
 
 def model_card(
     p, # a `Predictor`
@@ -83,7 +74,7 @@ def model_card(
 
 # %% ../nbs/512_hub.ipynb #f6b2d700
 def _predictions_of(given, model, h):
-    "The `Predictions` that are `given`, or in the table beside the saved `model`; None if there are none"
+    "The `Predictions` that are `given`, or in the table in the folder `model`; None without them"
     beside = Path(model)/'predictions.csv' if isinstance(model, (str,Path)) else None
     if given is None and beside and beside.is_file(): given = beside
     return read_predictions(given, h) if isinstance(given, (str,Path)) else given

@@ -6,7 +6,7 @@
 __all__ = ['error_rate', 'average_cost', 'mistake_severity', 'hier_dist_at_k', 'level_accuracy', 'hier_precision', 'hier_recall',
            'hier_f1', 'full_path_accuracy', 'lca_height', 'hops', 'specificity', 'coverage', 'mean_iou',
            'calibration_error', 'n_real', 'level_metric_names', 'hier_metrics', 'hier_report', 'MeansDistortion',
-           'confusions', 'level_table', 'CostScorer']
+           'confusion_counts', 'confusions', 'level_table', 'CostScorer']
 
 # %% ../nbs/202_metrics.ipynb #e638160f
 import math
@@ -710,6 +710,18 @@ def _distort(self:MeansDistortion, s):
     return scale_free_distortion(_means(s)[seen], as_costs(self.reader.classes).to(s)[seen][:,seen])
 
 # %% ../nbs/202_metrics.ipynb #8c4697ee
+def confusion_counts(
+    answers, # numbers of classes (N,)
+    targets, # true classes (N,)
+    n_classes # number of classes; samples with other labels do not count
+):
+    "How often each class was the answer (rows) for each true class (columns), (K, K)"
+    answers = torch.as_tensor(answers).flatten().long()
+    targets = torch.as_tensor(targets).flatten().long()
+    known = (targets >= 0) & (targets < n_classes)
+    pairs = (answers*n_classes + targets)[known]
+    return pairs.bincount(minlength=n_classes**2).view(n_classes, n_classes)
+
 def confusions(
     answers, # numbers of classes or groups (N,)
     targets, # true classes (N,)
@@ -719,11 +731,12 @@ def confusions(
     c = _classes(D)
     i, j, n = Batch(answers, targets, D=c).class_pairs(len(c))
     wrong = i != j
-    pairs, at = torch.stack([i, j])[:,wrong].unique(dim=1, return_inverse=True)
-    times = torch.zeros(pairs.shape[1], dtype=torch.float64).index_add_(0, at, n[wrong]).long()
-    cost = c.pair_costs(*pairs)
-    columns = dict(answer=pairs[0], true=pairs[1], times=times, cost=cost, total=times*cost)
-    df = pd.DataFrame(columns)
+    pairs, at = (i*len(c) + j)[wrong].unique(return_inverse=True)
+    times = torch.zeros(len(pairs), dtype=torch.float64).index_add_(0, at, n[wrong]).long()
+    answer = pairs//len(c)
+    true = pairs%len(c)
+    cost = c.pair_costs(answer, true)
+    df = pd.DataFrame(dict(answer=answer, true=true, times=times, cost=cost, total=times*cost))
     return df.sort_values('total', ascending=False, kind='stable', ignore_index=True)
 
 # %% ../nbs/202_metrics.ipynb #5df5b08b

@@ -15,6 +15,7 @@ from scipy.stats import t as student
 from fastcore.basics import patch
 from .hierarchy import *
 from .names import fail
+from .metrics import confusions
 from .inference import back_off, crm, expected_cost
 from .stats import holm
 
@@ -54,13 +55,8 @@ def _checked(probs):
 @patch
 def confusions(self:Predictions):
     "Predicted node, true class, count and cost of each kind of mistake, by total cost"
-    n = getattr(self.h, 'n_nodes', len(self.h))
-    pairs, count = (self.preds*n + self.targets)[self.wrong].unique(return_counts=True)
-    preds = pairs//n
-    targets = pairs%n
-    cost = self.h.pair_costs(preds, targets)
-    at = (cost*count).argsort(descending=True, stable=True)
-    return preds[at], targets[at], count[at], cost[at]
+    t = confusions(self.preds[self.wrong], self.targets[self.wrong], self.h)
+    return [torch.tensor(t[o].to_numpy()) for o in ('answer','true','times','cost')]
 
 # %% ../nbs/205_predictions.ipynb #45355b1b
 def levels_up(h, *nodes):

@@ -9,10 +9,10 @@ __all__ = ['PAPER', 'load_results', 'pick', 'paired', 'changes', 'title', 'resul
 # %% ../../nbs/713_paper.report.ipynb #53b4d834
 import json
 import numpy as np, pandas as pd
-from html import escape
-from sklearn.metrics import confusion_matrix
 from fastcore.all import *
 from ..files import *
+from ..metrics import confusion_counts
+from ..pages import markdown_table
 from ..stats import crossval_estimate, estimate, t_interval
 from .recipes import *
 
@@ -62,14 +62,17 @@ def load_results(
     hierarchy=None # name or file; the usual one of `data` by default
 ):
     "Rows of `<out>/<data>_<tier>.csv` with one hierarchy, error rates in percent, overrides as dicts"
-    df,tree = read_rows(Path(out)/f'{data}_{tier}.csv'),hierarchy or TREES[data]
+    df = read_rows(Path(out)/f'{data}_{tier}.csv')
+    tree = hierarchy or TREES[data]
     if not len(df): return df
     df = df[df.hierarchy==Path(tree).name]
     return df.assign(er=100*df.er, overrides=df.overrides.map(json.loads), hierarchy=_find_tree(tree, out))
 
 # %% ../../nbs/713_paper.report.ipynb #dbfa1bfd
-def _id(row, method, fraction, over):
-    return resolve(row.data, method, row.tier, row.seed, row.fold, fraction, row.hierarchy, **over)['run_id']
+def _id(row, method, fraction, settings):
+    "The `run_id` of the run in `row` with these settings, as recipes are today"
+    r = resolve(row.data, method, row.tier, row.seed, row.fold, fraction, row.hierarchy, **settings)
+    return r['run_id']
 
 # %% ../../nbs/713_paper.report.ipynb #b8e01df2
 def pick(
@@ -119,13 +122,14 @@ def _difference(x, d, ratio=0.):
     return f'{mean:+.{d}f} [{low:+.{d}f}, {high:+.{d}f}]'
 
 # %% ../../nbs/713_paper.report.ipynb #33a0139e
-_TITLES = dict(cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO',
-               hyperspherical='Hyperspherical', deep_ncm='Deep-NCM', learnt='Learnt prototypes',
-               fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto', gp_disto_fixed_scale='Fixed scale',
-               gp_disto_squared='Squared norm', gp_disto_huber='Pseudo-Huber',
-               hyperspherical_learnt='Hyperspherical, learnt', cross_entropy_crm='Cross-entropy, least risk',
-               gp_disto_crm='GP-disto, least risk', frame='Fixed frame', haframe='HAFrame', hie='HiE',
-               hier_cos='Hier-COS')
+_TITLES = dict(
+    cross_entropy='Cross-entropy', hxe='HXE', soft_labels='Soft labels', emd='XE+EMD', yolo='YOLO',
+    hyperspherical='Hyperspherical', deep_ncm='Deep-NCM', learnt='Learnt prototypes',
+    fixed='Fixed prototypes', gp_rank='GP-rank', gp_disto='GP-disto',
+    gp_disto_fixed_scale='Fixed scale', gp_disto_squared='Squared norm',
+    gp_disto_huber='Pseudo-Huber', hyperspherical_learnt='Hyperspherical, learnt',
+    cross_entropy_crm='Cross-entropy, least risk', gp_disto_crm='GP-disto, least risk',
+    frame='Fixed frame', haframe='HAFrame', hie='HiE', hier_cos='Hier-COS')
 _METRICS = [('er','ER %',1), ('ahc','AHC',3)]
 
 # %% ../../nbs/713_paper.report.ipynb #1d543bb6
@@ -135,26 +139,31 @@ def title(line):
     return _TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
 
 # %% ../../nbs/713_paper.report.ipynb #03ad49cc
-def _spread(x, how, d):
+def _centre_and_sd(x, how, d):
+    "Mean or median of `x` and its standard deviation, to `d` digits"
     if not len(x): return 'not run'
-    return f'{getattr(x, how)():.{d}f}'+(f' ± {x.std():.{d}f}' if len(x)>1 else '')
+    centre = f'{getattr(x, how)():.{d}f}'
+    return f'{centre} ± {x.std():.{d}f}' if len(x)>1 else centre
 
 def _bold(column, values):
     "`column` with the strings of the lowest of `values` in bold"
     return [f'**{s}**' if v==np.nanmin([*values, np.inf]) else s for s,v in zip(column, values)]
 
 # %% ../../nbs/713_paper.report.ipynb #7516b7b3
-def _overlap(df, data):
+def _overlap_of_folds(df, data):
     "Test over training items where the runs are folds, which share data; else 0"
-    return (df.n_test/df.n_train).mean() if len(df) and RECIPES[data]['repeat'][0]=='fold' else 0.
+    folds = RECIPES[data]['repeat'][0]=='fold'
+    return (df.n_test/df.n_train).mean() if len(df) and folds else 0.
 
 def _columns(rows, ref, m, name, d, how, ratio):
     "Columns of the metric `m`: level, and difference to the rows `ref`"
     xs = [o[m] if len(o) else pd.Series(dtype=float) for o in rows.values()]
     best = [np.round(getattr(x, how)(), d) for x in xs]
-    def difference(o): return _difference(np.subtract(*paired(o, ref, m)), d, ratio) if o is not ref else ''
-    diffs = [difference(o) for o in rows.values()]
-    return {name: _bold([_spread(x, how, d) for x in xs], best), f'{name}, difference': diffs}
+    def difference(o):
+        if o is ref: return ''
+        return _difference(np.subtract(*paired(o, ref, m)), d, ratio)
+    levels = _bold([_centre_and_sd(x, how, d) for x in xs], best)
+    return {name: levels, f'{name}, difference': [difference(o) for o in rows.values()]}
 
 # %% ../../nbs/713_paper.report.ipynb #dff80022
 def results_table(
@@ -164,28 +173,20 @@ def results_table(
     lines=None, # methods instead of those of `table`
     base=None   # settings of the whole table
 ):
-    "Error rate and cost of each line, paired differences to cross-entropy (results) or GP-disto, published numbers"
+    "Error rate and cost of each line, differences to cross-entropy or GP-disto, published numbers"
     how = RECIPES[data]['summary'][0]
     rows = {o: pick(df, o, base=base) for o in lines or PAPER[table].index}
     reference = 'cross_entropy' if table=='results' else 'gp_disto'
     ref = rows.get(reference, pick(df, reference, base=base))
     res = {'runs': [len(o) for o in rows.values()]}
-    sign,column = ('','{}, paper') if table=='results' else ('+','{}, difference, paper')
+    sign, column = ('','{}, paper') if table=='results' else ('+','{}, difference, paper')
     for m,name,d in _METRICS:
-        res.update(_columns(rows, ref, m, name, d, how, _overlap(df, data)))
+        res.update(_columns(rows, ref, m, name, d, how, _overlap_of_folds(df, data)))
         theirs = PAPER[table].get((data, m), pd.Series(dtype=float)).reindex([*rows])
-        res[column.format(name)] = _bold(['–' if np.isnan(o) else f'{o:{sign}.{d}f}' for o in theirs], theirs)
-    return pd.DataFrame(res, index=pd.Index(map(title, rows), name=f'{data}, {how}; difference to {title(reference)}'))
-
-# %% ../../nbs/713_paper.report.ipynb #08319d35
-def _markdown(df):
-    "The table `df` as Markdown"
-    def cell(o):
-        if isinstance(o, float): return f'{o:g}' if np.isfinite(o) else '–'
-        return escape(str(o)).replace('|', r'\|').replace('\n', ' ')
-    head = [df.index.name or '', *df.columns]
-    lines = [head, ['---']*len(head), *([i, *r] for i,r in zip(df.index, df.values))]
-    return '\n'.join('| '+' | '.join(map(cell, o))+' |' for o in lines)
+        shown = ['–' if np.isnan(o) else f'{o:{sign}.{d}f}' for o in theirs]
+        res[column.format(name)] = _bold(shown, theirs)
+    corner = f'{data}, {how}; difference to {title(reference)}'
+    return pd.DataFrame(res, index=pd.Index(map(title, rows), name=corner))
 
 # %% ../../nbs/713_paper.report.ipynb #2f5ac791
 def say(
@@ -193,23 +194,27 @@ def say(
 ):
     "Show `x` in a notebook, as Markdown"
     from IPython.display import Markdown, display
-    display(Markdown(x if isinstance(x, str) else _markdown(x)))
+    display(Markdown(x if isinstance(x, str) else markdown_table(x)))
 
 # %% ../../nbs/713_paper.report.ipynb #d98b277d
 def _other_lines(df, base=None):
     "Lines of `df` that are in no table of the paper"
     known = [parse_methods(o)[0] for t in PAPER.values() for o in t.index]
-    def line(r): return ':'.join([r.method, *(f'{k}={v}' for k,v in r.overrides.items() if (base or {}).get(k)!=v)])
+    def line(r):
+        own = {k: v for k,v in r.overrides.items() if (base or {}).get(k)!=v}
+        return ':'.join([r.method, *(f'{k}={v}' for k,v in own.items())])
     found = dict.fromkeys(map(line, df[df.fraction==1].itertuples() if len(df) else []))
     return [o for o in found if parse_methods(o)[0] not in known and len(pick(df, o, base=base))]
 
 # %% ../../nbs/713_paper.report.ipynb #de04dbff
 def _bars(ax, groups, name, d):
     "Bars of means with standard deviations on `ax`, with the numbers next to them"
-    mean,sd = groups.mean(),groups.std().fillna(0)
-    bars = ax.barh(mean.index, mean, xerr=sd, color=np.where(mean==mean.min(), 'tab:green', 'tab:blue'), alpha=.8)
+    mean = groups.mean()
+    sd = groups.std().fillna(0)
+    colors = np.where(mean==mean.min(), 'tab:green', 'tab:blue')
+    bars = ax.barh(mean.index, mean, xerr=sd, color=colors, alpha=.8)
     ax.bar_label(bars, fmt=f'%.{d}f', padding=3, fontsize=8)
-    low,high = (mean-sd).min(),(mean+sd).max()
+    low, high = (mean-sd).min(), (mean+sd).max()
     room = .3*(high-low)+.01
     ax.set(xlabel=f'{name}, mean', xlim=(max(0, low-room), high+room))
 
@@ -223,7 +228,8 @@ def plot_bars(
     axs = plt.subplots(1, 2, figsize=(10,4), sharey=True, layout='constrained')[1]
     def name(o): return title(o)+('' if o in ('cross_entropy','deep_ncm','learnt') else ' △')
     rows = {name(o): pick(df, o, base=base) for o in GROUPS['all'][::-1]}
-    groups = pd.concat([r.assign(line=k) for k,r in rows.items() if len(r)]).groupby('line', sort=False)
+    frames = [r.assign(line=k) for k,r in rows.items() if len(r)]
+    groups = pd.concat(frames).groupby('line', sort=False)
     for ax,(m,name,d) in zip(axs, _METRICS): _bars(ax, groups[m], name, d)
     return axs
 
@@ -245,7 +251,7 @@ def size_table(
 def plot_sizes(
     table # from `size_table`
 ):
-    "Change of the cost relative to cross-entropy per training set size; below each size, the cost of cross-entropy"
+    "Change of the cost relative to cross-entropy per size; below, the cost of cross-entropy"
     shown = table.drop(columns='cross_entropy').dropna(axis=1, how='all').rename(columns=title)
     shown.index = [f'{n:,}\nAHC {v:.2f}' for n,v in table.cross_entropy.items()]
     ax = shown.plot.bar(width=.8, rot=0, figsize=(6,3.5))
@@ -255,14 +261,16 @@ def plot_sizes(
     return ax
 
 # %% ../../nbs/713_paper.report.ipynb #d1244369
-def _file(row, out, suffix): return Path(out)/f'{row.data}_{row.tier}'/f'{row.run_id}.{suffix}'
+def _stored_file(row, out, suffix):
+    "The file of the run of `row` in `out` that ends in `suffix`"
+    return Path(out)/f'{row.data}_{row.tier}'/f'{row.run_id}.{suffix}'
 
 def load_history(
     row, # of a results file
     out='results' # folder of the results
 ):
     "The history of the run of `row`, one line per epoch"
-    return pd.read_csv(_file(row, out, 'csv'))
+    return pd.read_csv(_stored_file(row, out, 'csv'))
 
 # %% ../../nbs/713_paper.report.ipynb #47d2dd1e
 def confusions(
@@ -272,14 +280,14 @@ def confusions(
     "Confusion matrix (predicted, true) over all of `rows`, and the names of the classes"
     C = 0
     for r in rows.itertuples():
-        o = np.load(_file(r, out, 'npz'))
-        C = C+confusion_matrix(o['pred'], o['targ'], labels=range(len(o['vocab'])))
-    return C,list(o['vocab'])
+        o = np.load(_stored_file(r, out, 'npz'))
+        C = C + confusion_counts(o['pred'], o['targ'], len(o['vocab'])).numpy()
+    return C, list(o['vocab'])
 
 # %% ../../nbs/713_paper.report.ipynb #7db672a0
 def _losses(row, out, metric):
     "Error (er) or cost (ahc) of each test image in the run of `row`, and the true classes"
-    o = np.load(_file(row, out, 'npz'))
+    o = np.load(_stored_file(row, out, 'npz'))
     if metric=='er': return (o['pred']!=o['targ']).astype(float), o['targ']
     return o['costs'][o['pred'], o['targ']], o['targ']
 
@@ -321,22 +329,23 @@ def _figures(df, base=None):
 
 # %% ../../nbs/713_paper.report.ipynb #37e3595c
 def report(
-    data:str='cifar100',  # digits, mnist, cifar100, nyudv2, s2agri or inat19
-    tier:str='cpu',       # paper, cpu, features, finetune, smoke, study or figure1
-    set:str='',           # settings of the runs to report on: epochs=3
-    hierarchy:str='',     # of the runs to report on; the usual one by default
-    out:str='results',    # folder of the results
-    figures:str=''        # folder of the figures; <out>/figures by default
+    data,      # name in `RECIPES`
+    tier,      # name in `TIERS`
+    set,       # settings of the runs to report on, as text
+    hierarchy, # of these runs; empty for the usual one
+    out,       # folder of the results
+    figures    # folder of the figures; empty for <out>/figures
 ):
     "Print the tables of <out>/<data>_<tier>.csv as Markdown and write its figures"
     import matplotlib.pyplot as plt
-    base,where = settings(set),Path(figures or Path(out)/'figures')
+    base = settings(set)
+    where = Path(figures or Path(out)/'figures')
     resolve(data, tier=tier, **base) # refuses unknown names and values
     df = load_results(data, tier, out, hierarchy)
     old = _old(df)
     note = f', {len(old)} of them from other recipes and left out' if old else ''
     print(f'# {data}, tier {tier}\n\n{len(df)} runs in {data}_{tier}.csv{note}')
-    for name,t in _tables(df, data, base).items(): print(f'\n## {name}\n\n{_markdown(t)}')
+    for name,t in _tables(df, data, base).items(): print(f'\n## {name}\n\n{markdown_table(t)}')
     for name,fig in _figures(df, base):
         file = where/f'{data}_{tier}_{name}.png'
         where.mkdir(parents=True, exist_ok=True)
