@@ -26,7 +26,7 @@ from .methods import METHODS, get_method
 from .body import arch_func
 from .learner import add_norm, hier_learner, use_rule
 from .pages import html_table, page, svg
-from .features import features, one_thread, put_back, train_head
+from .features import features, head_scores, one_thread, put_back, train_head
 from .images import check_classes, digest, image_table
 from .answers import read_answers
 
@@ -185,9 +185,13 @@ def _metrics_of(scores, y, h, rule, temperature=1.):
     more = hier_report(shown, y, h)
     top5 = next(v for k,v in more.items() if k.startswith('hier_dist'))
     levels = [more[k] for k in level_metric_names(h)]
-    nll, ece = F.cross_entropy(scores, y), calibration_error(scores, y, probs=False)
-    return dict(res, severity=more['mistake_severity'], top5_cost=top5, levels=json.dumps(levels),
-                nll=nll.item(), ece=ece.item())
+    return dict(
+        res,
+        severity=more['mistake_severity'],
+        top5_cost=top5,
+        levels=json.dumps(levels),
+        nll=F.cross_entropy(scores, y).item(),
+        ece=calibration_error(scores, y, probs=False).item())
 
 # %% ../nbs/508_compare.ipynb #dafb0798
 _LRS = (3e-3, 3e-2)
@@ -205,19 +209,12 @@ def _trials(name):
     return [{'lr': lr, knob: v} for lr in _LRS for v in values]
 
 # %% ../nbs/508_compare.ipynb #0d070ac8
-@torch.no_grad()
-def _scores_of(learn, x):
-    "Scores (N, K) of the first view of the features `x`"
-    learn.model.eval()
-    batches = (o[:,0].float().to(learn.dls.device) for o in x.split(4096))
-    return torch.cat([learn.model(o).cpu() for o in batches])
-
 def _held_out_scores(pool, train, setup, trial, folds):
     "For each test fold, the images that choose for it and their scores under `trial`"
     def without(*left): return train(np.flatnonzero(~np.isin(folds, left)), **setup, **trial)
     def part(model, fold):
         idx = np.flatnonzero(folds==fold)
-        return idx, _scores_of(model, pool.x[idx])
+        return idx, head_scores(model, pool.x[idx])
     if pool.test: return [[part(without(f), f) for f in (0, 1)]] # all folds are for training
     models = [without(f, (f+1)%_FOLDS) for f in range(_FOLDS)]
     return [[part(models[f], (f+1)%_FOLDS), part(models[f-1], (f-1)%_FOLDS)] for f in range(_FOLDS)]
@@ -252,12 +249,13 @@ def _test_parts(pool, folds):
 
 def _final(pool, train, setup, chosen, folds):
     "Scores of all tested images by models that have not seen them, and seconds of both steps"
-    scores, seconds = torch.empty(len(pool.targets), len(pool.vocab)), np.zeros(2)
+    scores = torch.empty(len(pool.targets), len(pool.vocab))
+    seconds = np.zeros(2)
     for f,((idx,x),(trial,_)) in enumerate(zip(_test_parts(pool, folds), chosen)):
         start = time.perf_counter()
         learn = train(idx, **setup, **trial)
         trained = time.perf_counter()
-        scores[np.arange(len(x)) if pool.test else folds==f] = _scores_of(learn, x)
+        scores[np.arange(len(x)) if pool.test else folds==f] = head_scores(learn, x)
         seconds += trained - start, time.perf_counter() - trained
     return scores, seconds
 
@@ -329,7 +327,7 @@ def _id_of(pool, h, name, seed, rule, setup):
     method = [name, made.make.__qualname__, repr(made.params)]
     groups = None if pool.groups is None else digest(*map(str, pool.groups))
     key = [pool.digest, h.fingerprint, method, seed, rule, setup, _trials(name), _FOLDS, groups]
-    return hashlib.sha1(json.dumps(key).encode()).hexdigest()[:12]
+    return run_hash(key)
 
 # %% ../nbs/508_compare.ipynb #0e9f2092
 def _end_with(parent):
@@ -420,7 +418,8 @@ def compare(
     hidden=0 # width of a hidden layer before the embedding; 0 for none
 ):
     "Train all `methods` in all repetitions and return a `Comparison`"
-    pool, setup = Pool.of(data, h, groups), dict(m=m, epochs=epochs, hidden=hidden)
+    pool = Pool.of(data, h, groups)
+    setup = dict(m=m, epochs=epochs, hidden=hidden)
     _check_pool(pool)
     h = align_costs(h, pool)
     rules = _rule_names(rules, h)
@@ -454,10 +453,12 @@ def _all_rows(path, pool, h, ids, setup, rules, jobs, name, progress):
     todo = dict.fromkeys((m,s) for (m,s,_),i in ids.items() if i not in done)
     tasks = [(h, m, s, setup, rules, get_method(m)) for m,s in todo]
     _fill(path, pool, tasks, ids, jobs, name, progress)
-    rows, costs = read_rows(path), read_costs(path.with_suffix('.npz'))
+    rows = read_rows(path)
+    costs = read_costs(path.with_suffix('.npz'))
     rows = rows[rows.run_id.isin({*ids.values()})].reset_index(drop=True)
     seeds = 1 + max(s for _,s,_ in ids)
-    return rows, {(m,r): np.stack([costs[ids[m,s,r]] for s in range(seeds)]) for m,_,r in ids}
+    def costs_of(m, r): return np.stack([costs[ids[m,s,r]] for s in range(seeds)])
+    return rows, {(m,r): costs_of(m, r) for m,_,r in ids}
 
 # %% ../nbs/508_compare.ipynb #6326cc73
 @dataclass
@@ -718,7 +719,7 @@ def plot(self:Comparison):
     return axs[:,0]
 
 # %% ../nbs/508_compare.ipynb #de014256
-def _rounded(value, se):
+def _to_its_error(value, se):
     "`value` with the digits that its standard error `se` supports"
     if not np.isfinite(value): return '–'
     digits = 2 if not (np.isfinite(se) and se>0) else max(0, min(4, math.ceil(-math.log10(2*se))))
@@ -736,8 +737,8 @@ def means(self:Comparison):
     t, cost, wrong = self.table(), self._errors(), self._errors(True)
     small = {'severity': 2, 'cost of best 5': 2, 'NLL': 2, 'ECE': 3, 'training, s': 2,
              'answers, ms per 1,000': 0}
-    res = pd.DataFrame({'AHC': [_rounded(t.AHC[o], cost[o]) for o in t.index],
-                        'ER %': [_rounded(t['ER %'][o], wrong[o]) for o in t.index]})
+    res = pd.DataFrame({'AHC': [_to_its_error(t.AHC[o], cost[o]) for o in t.index],
+                        'ER %': [_to_its_error(t['ER %'][o], wrong[o]) for o in t.index]})
     for k,d in small.items(): res[k] = ['–' if np.isnan(o) else f'{o:.{d}f}' for o in t[k]]
     return res.set_index(pd.Index([in_words(*o) for o in t.index], name='method'))
 
@@ -909,20 +910,20 @@ def _folder_pool(images, arch, official, **kwargs):
 
 # %% ../nbs/508_compare.ipynb #1002b1f2
 def compare_folder(
-    images:str, # folder with a folder of images per class, perhaps in train/ and test/
-    classes:str, # CSV or JSON file of the classes, or the name of a tree
-    out:str='comparison', # folder for the rows, the features and the page
-    arch:str='tf_efficientnet_lite0', # pretrained network that computes the features
-    weights:str='', # file of weights for the network; empty for the published ones
-    size:int=0, # side of the images in pixels; 0 for that of the network
-    methods:str='default', # names with commas between, default or all
-    seeds:int=0, # repetitions; 0 for two, or for five with an official test set
-    epochs:int=10, # of each training
-    hidden:int=0, # width of a hidden layer before the embedding; 0 for none
-    groups:str='', # CSV file with the columns file and group: images of a group are never split
-    predictions:str='', # CSV file with the answers of another model, which joins the comparison
-    subset:bool=False, # leave out classes without images
-    jobs:int=0 # processes; 0 for one per core
+    images,      # folder with a folder of images per class, perhaps in train/ and test/
+    classes,     # file of the classes, or the name of a tree
+    out,         # folder for the rows, the features and the page
+    arch,        # pretrained network that computes the features
+    weights,     # file of weights for the network; empty for the published ones
+    size,        # side of the images in pixels; 0 for that of the network
+    methods,     # names with commas between, 'default' or 'all'
+    seeds,       # repetitions; 0 for two, or for five with an official test set
+    epochs,      # of each training
+    hidden,      # width of a hidden layer before the embedding; 0 for none
+    groups,      # CSV file with the columns file and group, or empty
+    predictions, # CSV file with the answers of another model, or empty
+    subset,      # leave out classes without images?
+    jobs         # processes; 0 for one per core
 ):
     "Compare methods on features of a folder of images, with intervals"
     try: arch_func(arch) # an unknown name is an error before any work
@@ -931,8 +932,10 @@ def compare_folder(
     names = method_names(methods, h)
     Path(out).mkdir(parents=True, exist_ok=True)
     _check_file(Path(out)/'comparison.csv')
-    t, bar = image_table(images, h), sys.stdout.isatty()
-    sub, official = check_classes(t, h, subset, _FOLDS), t.split.notna().all()
+    t = image_table(images, h)
+    sub = check_classes(t, h, subset, _FOLDS)
+    official = t.split.notna().all()
+    bar = sys.stdout.isatty()
     if not bar: print(f'features of {len(t):,} images by {arch} ...', flush=True)
     pool = _folder_pool(images, arch, official, weights=weights or None, size=size or None, h=h,
                         subset=subset, file=Path(out)/'features.safetensors', progress=bar)

@@ -34,7 +34,7 @@ def _written(f, folder):
     exists = Path(f).is_file() or (folder/f).is_file()
     return f if f == plain_name or exists else plain_name
 
-def _read_table(file):
+def _image_list(file):
     "The CSV or Parquet `file` as a DataFrame with a column `file`"
     if str(file).lower().endswith('.parquet'):
         columns = read_shard(file)
@@ -47,9 +47,9 @@ def _read_table(file):
     if 'file' not in df: raise ImageError(f"{file}: needs a column 'file'")
     return df
 
-def _rows_of(file):
+def _listed_images(file):
     "`(file, target, image)` of each row of the CSV or Parquet `file`"
-    df = _read_table(file)
+    df = _image_list(file)
     folder = Path(file).parent
     targets = df.target if 'target' in df else [None]*len(df)
     if 'image' in df: return list(zip(df.file, targets, df.image))
@@ -66,12 +66,12 @@ def _is_table(file): return str(file).lower().endswith(('.csv','.parquet'))
 
 def _given(o):
     "`(file, target, image)` of each image that the argument `o` stands for"
-    rows = [_rows_of(f) if _is_table(f) else [(f, None, f)] for f in _files_of(o)]
+    rows = [_listed_images(f) if _is_table(f) else [(f, None, f)] for f in _files_of(o)]
     return list(chain(*rows))
 
 # %% ../nbs/507_predict.ipynb #660d5fba
 def _answered(p, given, rule, bs, bad):
-    "Yields files, targets, answers and probabilities of the images `given`, by batch; errors go to the list `bad`"
+    "Yields files, targets, answers and probabilities of the images `given`; errors go to `bad`"
     def read(item):
         try: return item, p.pixels(item[2])
         except ImageError as e: return f'{item[0]}: {e}' if isinstance(item[2], bytes) else str(e)
@@ -96,7 +96,8 @@ def _records(p, batches):
             target = {} if t is None else dict(target=t)
             pairs = [dict(name=n, probability=round(o, 6)) for n,o in path]
             classes = {n: round(o, 6) for n,o in zip(p.h.leaves, q)}
-            yield dict(file=str(f), **target, prediction=names[a], path=pairs, probabilities=classes)
+            yield dict(file=str(f), **target, prediction=names[a], path=pairs,
+                       probabilities=classes)
 
 # %% ../nbs/507_predict.ipynb #9448087a
 def _line(r, top=0):
@@ -106,20 +107,22 @@ def _line(r, top=0):
     return '\n'.join([f"{r['file']}: {path}", *(f'    {n} {p:.1%}' for n,p in best)])
 
 # %% ../nbs/507_predict.ipynb #429e89b7
-def _write(p, batches, out, top, targets):
+def _write_answers(p, batches, out, top, targets):
     "Write the answers to the file `out`, or print them"
     if out.endswith('.csv'): write_text(Path(out), answer_rows(p.h, batches, targets))
-    elif out: write_text(Path(out), (json.dumps(r, ensure_ascii=False)+'\n' for r in _records(p, batches)))
+    elif out:
+        lines = (json.dumps(r, ensure_ascii=False)+'\n' for r in _records(p, batches))
+        write_text(Path(out), lines)
     else:
         for r in _records(p, batches): print(plain(_line(r, top)))
 
 # %% ../nbs/507_predict.ipynb #24cb9b8a
 def _tasks(images, folder, n):
-    "A task for Ray for each `n` files, and for each Parquet file, that the arguments `images` stand for"
+    "Tasks for Ray: each Parquet file among `images`, and each `n` of the other files"
     files, parts = [], []
     for f in chain(*map(_files_of, images)):
         if str(f).lower().endswith('.parquet'): parts.append(dict(table=os.path.abspath(f)))
-        elif _is_table(f): files += _rows_of(f)
+        elif _is_table(f): files += _listed_images(f)
         else: files.append((f, None, f))
     rows = [[str(f), t, os.path.abspath(image)] for f,t,image in files]
     parts = [dict(rows=o) for o in chunked(rows, n)] + parts
@@ -143,7 +146,7 @@ class _Answerer:
         self.key = digest(self.p.settings, self.p.allowed, rule, threshold, *weights)
 
     def __call__(self, task):
-        given = task['rows'] if 'rows' in task else _rows_of(task['table'])
+        given = task['rows'] if 'rows' in task else _listed_images(task['table'])
         names = [(str(f), t) for f,t,_ in given]
         key = digest(self.key, names, _digests([o[2] for o in given]))
         if self.is_finished(task['file'], key): return
@@ -197,17 +200,17 @@ def _predict_on_ray(make, images, out, n, workers, force):
 
 # %% ../nbs/507_predict.ipynb #ba58865c
 def predict(
-    model:str,       # folder written by hierproto_fit or `save_classifier`, or hf://user/name
-    images:list,     # images, folders, patterns such as 'new/*.jpg', or tables with a column `file`
-    rule:Literal['argmax','crm','back_off']=None, # likeliest class, least cost, or a group if unsure
-    threshold:float=None, # probability that an answer of --rule back_off must have; .5 by default
-    only:str='',     # a class or group, or a file with one name per line: no other classes are answers
-    top:int=0,       # also print this many of the most probable classes
-    out:str='',      # write a .csv or .jsonl file, which hierproto_audit reads, instead of printing
-    bs:int=64,       # images at a time
-    ray:bool=False,  # on the workers of Ray; --out is a .csv file, or a folder for Parquet files
-    workers:int=0,   # of a Ray on this machine; 0 joins the running cluster
-    force:bool=False # overwrite the file of --out
+    model,     # folder of a saved model, or hf://user/name
+    images,    # images, folders, patterns such as 'new/*.jpg', or tables with a column `file`
+    rule,      # name of a decision rule; None for that of the model
+    threshold, # probability that an answer of back_off must have, or None
+    only,      # a class or group, or a file with one name per line, or empty
+    top,       # number of most probable classes to print as well
+    out,       # a .csv or .jsonl file for hierproto_audit; empty to print
+    bs,        # images at a time
+    ray,       # on the workers of Ray?
+    workers,   # of a Ray on this machine; 0 joins the running cluster
+    force      # overwrite `out`?
 ):
     "Name what is in images: the path of classes with probabilities, one line per image"
     p = _loaded(model, only)
@@ -223,7 +226,7 @@ def predict(
     batches = _answered(p, given, p.rule(rule, threshold), bs, bad)
     if out and sys.stdout.isatty():
         batches = progress_bar(batches, total=math.ceil(len(given)/bs), leave=False)
-    _write(p, batches, out, top, any(t is not None for _,t,_ in given))
+    _write_answers(p, batches, out, top, any(t is not None for _,t,_ in given))
     _print_errors(len(given), bad)
 
 def _loaded(model, only=''):
@@ -241,6 +244,6 @@ def _print_errors(n, bad):
 def _print_promise(p, rule=None):
     "Print, next to the answers, what the calibrated rule of the predictor `p` promises"
     if rule not in (None,'calibrated') or p.settings.get('rule') != 'calibrated': return
-    promise = p.guarantee
-    if not promise: promise = 'with --only, the model does not promise how often its answers are right'
+    lost = 'with --only, the model does not promise how often its answers are right'
+    promise = p.guarantee or lost
     print(plain(f'Note: {promise}'), file=sys.stderr)

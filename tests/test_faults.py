@@ -4,7 +4,8 @@ import errno, http.server, io, os, pickle, re, subprocess, sys, tempfile, thread
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 from hierproto.images import cached
-from hierproto.paper.sweeps import *
+from hierproto.cli import sweep
+from hierproto.paper.sweeps import run_claimed
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
 from hierproto.paper.recipes import resolve
 from hierproto.files import add_row, finished, read_rows, write_whole
@@ -338,9 +339,9 @@ def test_predictions_run_no_code(tmp_path):
 
 def test_names_in_a_report_are_text():
     "A class name does not end a table's cell, nor does it become HTML"
-    from hierproto.paper.report import _markdown
+    from hierproto.pages import markdown_table
     names = ['a|b', '<script>alert(1)</script>']
-    text = _markdown(pd.DataFrame({'pair': names, 'change %': [-50., 20.]}, index=pd.Index(names, name='class')))
+    text = markdown_table(pd.DataFrame({'pair': names, 'change %': [-50., 20.]}, index=pd.Index(names, name='class')))
     lines = text.splitlines()
     assert '<script>' not in text and len({len(l.replace(r'\|', '').split('|')) for l in lines}) == 1, text
 

@@ -15,7 +15,7 @@ from fastai.vision.all import (CategoryBlock, DataBlock, GrandparentSplitter, Im
                                parent_label, set_seed)
 from hierproto.audit import read_predictions
 from hierproto.calibration import calibrate, conformal_sets, restrict
-from hierproto.cli import run_command
+from hierproto.cli import predict, run_command
 from hierproto.compare import Pool, compare
 from hierproto.estimator import HierarchicalClassifier
 from hierproto.extend import add_class
@@ -23,7 +23,6 @@ from hierproto.hierarchy import Hierarchy
 from hierproto.inference import BackOff, CRM, back_off, class_path, crm, expected_cost
 from hierproto.learner import hier_learner
 from hierproto.metrics import CostScorer, average_cost, hier_report
-from hierproto.predict import predict
 from hierproto.saving import export_onnx, load_classifier, save_classifier
 
 LETTERS = 'abcdefghijklmnopqrst'

@@ -18,7 +18,7 @@ from hierproto.shards import map_tasks, start_ray
 
 ASKED = dict(data='digits', methods='cross_entropy,hxe,learnt,gp_disto', seeds=1, tier='smoke',
              set='epochs=2,n_train=96,n_test=64', threads=1)
-PROGRAM = 'import sys; from hierproto.paper.sweeps import sweep; sweep(**eval(sys.argv[1]))'
+PROGRAM = 'import sys; from hierproto.cli import sweep; sweep(**eval(sys.argv[1]))'
 TIMELESS = ['run_id', 'method', 'seed', 'er', 'ahc', 'loss', 'distortion', 'scale', 'best_epoch', 'n_train', 'params']
 
 

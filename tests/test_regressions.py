@@ -5,13 +5,13 @@ from PIL import Image
 from fastai.vision.all import ImageDataLoaders, MixUp, Resize, aug_transforms, get_image_files, noop, set_seed
 from hierproto.all import *
 from hierproto.audit import Predictions, read_predictions, write_text
-from hierproto.compare import Pool, compare, compare_folder
+from hierproto.compare import Pool, compare
 from hierproto.stats import judge
 from hierproto.images import (ImageError, check_classes, file_digests, hold_out, image_files, image_table, image_tensor,
                               keep_classes, read_image, tensor_dls)
 from hierproto.baselines.hxe import HXELoss
 from hierproto.features import FeatureDS, features
-from hierproto.cli import fit
+from hierproto.cli import compare_command, fit
 from hierproto.predict import _given
 from hierproto.prototypes import DataLoss, FocalDataLoss
 from hierproto.inference import BackOff, Decide, back_off, class_path
@@ -593,7 +593,7 @@ def test_file_names_that_look_like_formulas(tmp_path, monkeypatch):
 def test_a_method_that_needs_a_tree_is_refused_before_pictures_are_read(tmp_path):
     (tmp_path/'costs.csv').write_text(',a,b\na,0,1\nb,1,0\n')
     (tmp_path/'images').mkdir() # without images: reading them would be another error
-    for command,name in ((fit,'method'), (compare_folder,'methods')):
+    for command,name in ((fit,'method'), (compare_command,'methods')):
         with pytest.raises(ValueError, match='The method hxe needs a tree'):
             command(str(tmp_path/'images'), str(tmp_path/'costs.csv'), str(tmp_path/'out'), **{name: 'hxe'})
 

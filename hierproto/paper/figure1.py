@@ -8,18 +8,19 @@ __all__ = ['MODELS', 'COLOURS', 'model_title', 'figure1_recipes', 'load_arrays',
 
 # %% ../../nbs/715_paper.figure1.ipynb #ded9e689
 import sys
-from fastcore.script import *
 from fastai.basics import *
 from ..hierarchy import *
 from ..distortion import *
 from ..digits import *
+from ..metrics import confusion_counts
 from ..files import *
+from ..cli import run_command
 from .recipes import *
 from .runs import *
 from .sweeps import *
 
 # %% ../../nbs/715_paper.figure1.ipynb #6e525487
-_COSTS = dict(mnist_visual='visual', digits_chain='numerical')
+_COST_NAMES = dict(mnist_visual='visual', digits_chain='numerical')
 MODELS = [('cross_entropy','mnist_visual'), ('learnt','mnist_visual'), ('gp_disto','mnist_visual'),
           ('fixed','mnist_visual'), ('gp_disto','digits_chain'), ('fixed','digits_chain')]
 
@@ -29,13 +30,18 @@ def model_title(
     hierarchy # name of its tree
 ):
     "Name of a model in tables and figures"
-    name = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')[method]
-    return name if method in ('cross_entropy','learnt') else f'{name} ({_COSTS[hierarchy]})'
+    names = dict(cross_entropy='Cross-entropy', learnt='Learnt', gp_disto='Guided', fixed='Fixed')
+    if method in ('cross_entropy','learnt'): return names[method]
+    return f'{names[method]} ({_COST_NAMES[hierarchy]})'
 
 # %% ../../nbs/715_paper.figure1.ipynb #e3974bce
-_PLAN = [({}, range(3), MODELS), (dict(protocol='as_written'), range(2), MODELS[:3]),
-         (dict(normalize=False), range(3), MODELS[:1]), (dict(protocol='bilinear'), range(2), MODELS[:1]),
-         ({}, (3,4), MODELS), (dict(protocol='as_written'), (2,), MODELS[:3])]
+_PLAN = [
+    ({}, range(3), MODELS),
+    (dict(protocol='as_written'), range(2), MODELS[:3]),
+    (dict(normalize=False), range(3), MODELS[:1]),
+    (dict(protocol='bilinear'), range(2), MODELS[:1]),
+    ({}, (3,4), MODELS),
+    (dict(protocol='as_written'), (2,), MODELS[:3])]
 
 # %% ../../nbs/715_paper.figure1.ipynb #7b2600ac
 def figure1_recipes(
@@ -57,9 +63,10 @@ def _embed(learn):
 
 # %% ../../nbs/715_paper.figure1.ipynb #bcd46283
 def _both_costs(confusion, protos):
-    "AHC of `confusion` (predicted, true) and scale-free distortion of `protos`, for both hierarchies"
-    res,p = {},confusion/confusion.sum()
-    for name,o in _COSTS.items():
+    "AHC of `confusion` (predicted, true) and scale-free distortion of `protos`, for both trees"
+    p = confusion/confusion.sum()
+    res = {}
+    for name,o in _COST_NAMES.items():
         D = digit_costs(name).costs()
         res[f'ahc_{o}'] = float((p*D).sum())
         res[f'disto_{o}'] = float(scale_free_distortion(protos, D))
@@ -71,28 +78,36 @@ def _first_of_each(y, n):
     return torch.cat([(y==k).nonzero()[:n,0] for k in y.unique()])
 
 # %% ../../nbs/715_paper.figure1.ipynb #ae108ad6
-def _facts(r, learn, n_each=100):
-    "Further columns of the run `r`, and the arrays for its panel, with `n_each` embeddings per class"
-    z,pred,y = _embed(learn)
-    means,some = torch.stack([z[y==k].mean(0) for k in range(10)]),_first_of_each(y, n_each)
+def _figure1_facts(r, learn, n_each=100):
+    "Further columns of the run `r`, and arrays for its panel with `n_each` embeddings per class"
+    z, pred, y = _embed(learn)
+    means = torch.stack([z[y==k].mean(0) for k in range(10)])
     protos = getattr(learn.model[1], 'protos', means).detach().cpu()
-    confusion = torch.bincount(pred*10+y, minlength=100).view(10,10)
-    arrays = dict(z=z[some].half(), y=y[some].byte(), pred=pred[some].byte(), means=means, protos=protos,
-                  confusion=confusion)
-    if hasattr(learn, 'snapshots') and learn.snapshots.frames: arrays.update(learn.snapshots.arrays())
-    protocol = r['protocol']+('' if r['normalize'] else ', not normalised')
-    return dict(protocol=protocol, **_both_costs(confusion, protos)), {k: v.numpy() for k,v in arrays.items()}
+    confusion = confusion_counts(pred, y, 10)
+    some = _first_of_each(y, n_each)
+    arrays = dict(z=z[some].half(), y=y[some].byte(), pred=pred[some].byte(),
+                  means=means, protos=protos, confusion=confusion)
+    snapshots = getattr(learn, 'snapshots', None)
+    if snapshots and snapshots.frames: arrays.update(snapshots.arrays())
+    protocol = r['protocol'] if r['normalize'] else f"{r['protocol']}, not normalised"
+    columns = dict(protocol=protocol, **_both_costs(confusion, protos))
+    return columns, {k: v.numpy() for k,v in arrays.items()}
 
 # %% ../../nbs/715_paper.figure1.ipynb #d49daa36
 class _Snapshots(Callback):
     "Keep prototypes and embeddings of `n_each` test digits per class at `n` moments of training"
-    run_valid,name = False,'snapshots'
-    def __init__(self, n_each=25, n=60): self.n_each,self.n,self.frames = n_each,n,[]
+    run_valid = False
+    name = 'snapshots'
+    def __init__(self, n_each=25, n=60):
+        self.n_each = n_each
+        self.n = n
+        self.frames = []
     def before_fit(self):
-        x,y = map(torch.cat, zip(*self.dls.valid))
+        x, y = map(torch.cat, zip(*self.dls.valid))
         some = _first_of_each(y, self.n_each)
-        self.some,self.labels = x[some].as_subclass(Tensor),y[some].as_subclass(Tensor)
-        self.at = {0, *np.geomspace(1, self.n_epoch*len(self.dls.train), self.n).round().astype(int).tolist()}
+        self.some, self.labels = [o[some].as_subclass(Tensor) for o in (x, y)]
+        steps = np.geomspace(1, self.n_epoch*len(self.dls.train), self.n).round().astype(int)
+        self.at = {0, *steps.tolist()}
     def before_batch(self):
         if self.train_iter in self.at: self.after_fit()
     def after_fit(self):
@@ -100,7 +115,8 @@ class _Snapshots(Callback):
         self.model.eval()
         with torch.no_grad(): z = self.model[0](self.some).cpu()
         self.model.train()
-        self.frames.append((tensor(int(self.train_iter)), z.half(), self.model[1].protos.detach().cpu().clone()))
+        protos = self.model[1].protos.detach().cpu().clone()
+        self.frames.append((tensor(int(self.train_iter)), z.half(), protos))
     def arrays(self):
         "The moments as tensors by name"
         step,z,protos = map(torch.stack, zip(*self.frames))
@@ -108,11 +124,13 @@ class _Snapshots(Callback):
 
 # %% ../../nbs/715_paper.figure1.ipynb #66490205
 def _run(recipes, out, bar=False, report=noop):
-    "Do the open runs of `recipes` and `report` the row of each; returns all rows"
+    "All rows, after the open runs of `recipes` are done; `report` gets the row of each"
     for r in recipes:
-        moments = r['seed']==0 and r['protocol']=='published' and r['method'] in ('learnt','gp_disto')
+        learns = r['method'] in ('learnt','gp_disto')
+        moments = learns and r['seed']==0 and r['protocol']=='published'
         if bar: print(describe(r), flush=True)
-        if run_claimed(r, out, bar=bar, cbs=[_Snapshots()]*moments, facts=_facts)=='failed':
+        cbs = [_Snapshots()] if moments else []
+        if run_claimed(r, out, bar=bar, cbs=cbs, facts=_figure1_facts)=='failed':
             log = run_file(r, out, 'log').read_text(encoding='utf-8')
             raise RuntimeError(f'{describe(r)} failed:\n{log}')
         rows = read_rows(results_file(r, out))
@@ -128,10 +146,16 @@ def load_arrays(
     return dict(np.load(run_file(row, out, 'npz')))
 
 # %% ../../nbs/715_paper.figure1.ipynb #95331fc2
-_METRICS = dict(er='ER %', ahc_visual='AHC visual', ahc_numerical='AHC numerical',
-                disto_visual='distortion visual', disto_numerical='distortion numerical')
+_COLUMN_NAMES = dict(
+    er='ER %',
+    ahc_visual='AHC visual',
+    ahc_numerical='AHC numerical',
+    disto_visual='distortion visual',
+    disto_numerical='distortion numerical')
 
-def _spread(x, digits): return f'{x.mean():.{digits}f}' + (f' ± {x.std():.{digits}f}' if len(x)>1 else '')
+def _mean_and_sd(x, digits):
+    mean = f'{x.mean():.{digits}f}'
+    return f'{mean} ± {x.std():.{digits}f}' if len(x)>1 else mean
 
 def _runs_of(df, model): return df[(df.method==model[0]) & (df.hierarchy==model[1])]
 
@@ -141,7 +165,8 @@ def figure1_table(
 ):
     "One line per model, in the order of the figure: mean ± standard deviation over seeds"
     df = df.assign(er=100*df.er)
-    def line(g): return {'seeds': len(g), **{n: _spread(g[c], 1 if c=='er' else 2) for c,n in _METRICS.items()}}
+    def cell(g, c): return _mean_and_sd(g[c], 1 if c=='er' else 2)
+    def line(g): return dict(seeds=len(g), **{n: cell(g, c) for c,n in _COLUMN_NAMES.items()})
     rows = {model_title(*o): _runs_of(df, o) for o in MODELS}
     return pd.DataFrame({k: line(g) for k,g in rows.items() if len(g)}).T
 
@@ -159,10 +184,11 @@ def figure1_says(
             f"and the average cost of a prediction {change('ahc_visual')}. {chance}")
 
 # %% ../../nbs/715_paper.figure1.ipynb #24d1a416
-COLOURS = np.array('#c62828 #1a3f8b #1b7837 #8e44ad #2bb5c9 #7fbf3f #ef6c4d #3f7fe0 #d48ae0 #ffab73'.split())
+COLOURS = np.array('''#c62828 #1a3f8b #1b7837 #8e44ad #2bb5c9
+    #7fbf3f #ef6c4d #3f7fe0 #d48ae0 #ffab73'''.split())
 
 def _tree_lines(points, name):
-    "Lines that draw the hierarchy `name` between `points`, as pairs of ends, and the position of the root"
+    "Lines that draw the tree `name` between `points`, as pairs of ends, and the place of its root"
     D = digit_costs(name)
     if not isinstance(D, Hierarchy): return list(zip(points, points[1:])), None
     below = D.ancestry().numpy()
@@ -175,21 +201,24 @@ def plot_points(ax, z, y, means=None, protos=None, name=None):
     ax.scatter(*z.astype(float).T, c=COLOURS[y], s=6, alpha=.55, lw=0)
     at = means if protos is None else protos
     label = dict(xytext=(7,7), textcoords='offset points') if protos is None else dict(color='w')
-    lines,root = _tree_lines(at, name) if name else ([],None)
+    lines, root = _tree_lines(at, name) if name else ([], None)
     for o in lines: ax.plot(*np.transpose(o), color='.25', lw=.8, zorder=2)
     if root is not None: ax.scatter(*root, marker='D', s=14, color='.25', zorder=3)
-    if means is not None: ax.scatter(*means.T, s=38, c=COLOURS, edgecolor='k', lw=.8, zorder=4)
-    if protos is not None: ax.scatter(*protos.T, s=120, marker='s', c=COLOURS, edgecolor='k', lw=.8, zorder=5)
-    for k,p in enumerate(at):
-        ax.annotate(str(k), p, ha='center', va='center', fontsize=8, fontweight='bold', zorder=6, **label)
+    edge = dict(c=COLOURS, edgecolor='k', lw=.8)
+    if means is not None: ax.scatter(*means.T, s=38, zorder=4, **edge)
+    if protos is not None: ax.scatter(*protos.T, s=120, marker='s', zorder=5, **edge)
+    centred = dict(ha='center', va='center', fontsize=8, fontweight='bold', zorder=6)
+    for k,p in enumerate(at): ax.annotate(str(k), p, **centred, **label)
     ax.set_aspect('equal', adjustable='datalim')
     ax.set(xticks=[], yticks=[])
 
 # %% ../../nbs/715_paper.figure1.ipynb #48fb2e4d
 def _panel(ax, row, out):
     "The panel of the run of `row` on `ax`"
-    a,o = load_arrays(row, out),_COSTS[row.hierarchy]
-    plot_points(ax, a['z'], a['y'], a['means'], None if row.method=='cross_entropy' else a['protos'], row.hierarchy)
+    a = load_arrays(row, out)
+    o = _COST_NAMES[row.hierarchy]
+    protos = None if row.method=='cross_entropy' else a['protos']
+    plot_points(ax, a['z'], a['y'], a['means'], protos, row.hierarchy)
     letter = 'abcdef'[MODELS.index((row.method, row.hierarchy))]
     numbers = f"ER {100*row.er:.1f}%, AHC {row[f'ahc_{o}']:.2f}, distortion {row[f'disto_{o}']:.2f}"
     ax.set_title(f'({letter}) {model_title(row.method, row.hierarchy)}\n{numbers}', fontsize=10)
@@ -210,28 +239,32 @@ def plot_figure1(
     return axs
 
 # %% ../../nbs/715_paper.figure1.ipynb #5bdbfb29
-def _line(row):
+def _print_result(row):
     "Print the main numbers of the run of `row`"
-    cost = row[f'ahc_{_COSTS[row.hierarchy]}']
+    cost = row[f'ahc_{_COST_NAMES[row.hierarchy]}']
     title = model_title(row.method, row.hierarchy)
     seed = f'seed {row.seed}, {row.protocol}'
     numbers = f'ER {100*row.er:4.1f}%  AHC {cost:.2f}  {row.seconds:4.0f} s'
     print(f'{title:19} {seed:20} {numbers}', flush=True)
 
-@call_parse
 def main(
-    data:str='digits',       # 'digits' (a minute for all) or 'mnist' (minutes per run)
-    out:str='demo',          # folder of the table, the arrays and the picture; those of digits are made anew
-    threads:int=0,           # threads of PyTorch; 0 for its own choice
-    quiet:store_true=False   # no progress bars, which are shown on a terminal only
+    data,    # 'digits' or 'mnist'
+    out,     # folder of the table, the arrays and the figure; those of digits are replaced
+    threads, # of PyTorch; 0 for its own choice
+    quiet    # no progress bars, which are shown on a terminal only?
 ):
-    "Train the models of Figure 1 on `data`, print the table and draw the picture in `out`"
+    "Train the models of Figure 1 on `data`, print the table and draw the figure in `out`"
     rs = figure1_recipes(data)
     prepare(threads)
     if data=='digits': results_file(rs[0], out).unlink(missing_ok=True)
-    df = _run(rs, out, sys.stdout.isatty() and not quiet, _line)
-    for p,g in df.groupby('protocol', sort=False): print(f'\nprotocol {p}\n{figure1_table(g).to_string()}')
+    df = _run(rs, out, sys.stdout.isatty() and not quiet, _print_result)
+    for p,g in df.groupby('protocol', sort=False):
+        print(f'\nprotocol {p}\n{figure1_table(g).to_string()}')
     shown = df[df.protocol==rs[0]['protocol']].sort_values('seed')
     ax = plot_figure1(shown, out)[0]
     ax.figure.savefig(Path(out)/'figure1.png', dpi=110)
     print(f"\npicture: {Path(out)/'figure1.png'}\n{figure1_says(shown)}")
+
+# %% ../../nbs/715_paper.figure1.ipynb #51ee1458
+#| eval: false
+if __name__=='__main__': run_command('figure1')
