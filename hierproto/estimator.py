@@ -85,7 +85,7 @@ def _labels(self:HierarchicalClassifier, y, hierarchy):
     self.classes_ = labels[[o not in groups for o in names]]
     if len(self.classes_) < 2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
     self.hierarchy_ = align_costs(h, [o for o in names if o not in groups], subset=True)
-    return torch.as_tensor(_numbers(names, groups, self.hierarchy_))[codes]
+    return torch.as_tensor(_node_numbers(names, groups, self.hierarchy_))[codes]
 
 # %% ../nbs/509_estimator.ipynb #ad624bbe
 def _groups(names, h):
@@ -102,7 +102,7 @@ def _check_known(names, h):
         is_number = o.removesuffix('.0').isdecimal() # may be written with or without `.0`
         if o not in known and not is_number: h.find_node(o)
 
-def _numbers(names, groups, h):
+def _node_numbers(names, groups, h):
     "Numbers of the nodes `names` of `h`, whose classes have the order of those names that are no `groups`"
     index, classes = h.node_index(), iter(range(len(h)))
     lost = [o for o in groups if groups[o] not in index]
@@ -177,7 +177,7 @@ def _weights(X, sample_weight):
 
 # %% ../nbs/509_estimator.ipynb #de869372
 @patch
-def _scores(self:HierarchicalClassifier, X):
+def _class_scores(self:HierarchicalClassifier, X):
     check_is_fitted(self)
     X = self._scaler.transform(validate_data(self, X, dtype=np.float64, reset=False))
     with torch.no_grad(): return torch.cat([self.model_(o) for o in torch.as_tensor(X).split(4096)])
@@ -186,7 +186,7 @@ def _scores(self:HierarchicalClassifier, X):
 @patch
 def predict_proba(self:HierarchicalClassifier, X):
     "Probabilities of the `classes_`, one row per sample"
-    return self._scores(X).softmax(1).numpy()
+    return self._class_scores(X).softmax(1).numpy()
 
 # %% ../nbs/509_estimator.ipynb #356303cf
 @patch
@@ -198,7 +198,7 @@ def _decide(self:HierarchicalClassifier, scores):
 @patch
 def predict(self:HierarchicalClassifier, X):
     "The class of each row of `X`, or the name of a group if the rule is 'back_off'"
-    numbers = self._decide(self._scores(X)).numpy() # raises an error before `fit`
+    numbers = self._decide(self._class_scores(X)).numpy() # raises an error before `fit`
     if self.rule!='back_off': return self.classes_[numbers]
     groups = self.hierarchy_.node_names()[len(self.classes_):]
     return np.array([*map(str, self.classes_), *groups])[numbers]
@@ -210,7 +210,7 @@ def predict_path(self:HierarchicalClassifier,
     rule=None # 'argmax', 'crm' or 'back_off'; that of `predict` by default
 ):
     "The answer for each row with all groups that contain it, and their probabilities, see `class_path`"
-    return class_path(self._scores(X), self.hierarchy_, rule or self._decide, probs=False)
+    return class_path(self._class_scores(X), self.hierarchy_, rule or self._decide, probs=False)
 
 # %% ../nbs/509_estimator.ipynb #20c7368f
 @patch

@@ -1,6 +1,6 @@
 ("The installed distribution: metadata from `settings.ini`, packaged trees, imports from any folder, "
  "commands that start at once.")
-import os, resource, subprocess, sys, zipfile
+import os, re, resource, subprocess, sys, zipfile
 from configparser import ConfigParser
 from importlib.metadata import entry_points, metadata, requires
 from pathlib import Path
@@ -18,6 +18,16 @@ def test_metadata_comes_from_settings():
     assert set(m.get_all('Provides-Extra')) == {k.removesuffix('_requirements')
                                                 for k in cfg if k.endswith('_requirements')}
     assert len([r for r in requires('hierproto') if 'extra ==' not in r]) == len(cfg['requirements'].split())
+
+def test_every_dependency_has_its_reason():
+    "CONTRIBUTING.md has a line for each requirement in `settings.ini`, extras too, and for nothing else"
+    text = (root/'CONTRIBUTING.md').read_text(encoding='utf-8').split('## Dependencies')[1]
+    lines = [o for o in text.splitlines() if o.startswith('- ')]
+    assert all(o.partition(': ')[2] for o in lines)
+    named = {n for o in lines for n in re.findall(r'`([\w-]+)`', re.sub(r'\([^)]*\)', '', o.partition(': ')[0]))}
+    wanted = ' '.join(v for k, v in cfg.items() if k.endswith('requirements')).split()
+    wanted = {re.split(r'[<>=\[]', o)[0] for o in wanted}
+    assert named == wanted, (named - wanted, wanted - named)
 
 def test_version_in_package():
     import hierproto

@@ -16,13 +16,13 @@ from ...body import load_weights
 from ...backbones.resnet import imagenet_weights
 
 # %% ../../../nbs/706_paper.backbones.fusenet.ipynb #30b05a37
-def _stage(ni, *nfs):
+def _encoder_stage(ni, *nfs):
     "3x3 convolutions with batch normalisation and ReLU, from `ni` channels to `nfs`"
     return nn.Sequential(*[ConvLayer(i, o) for i,o in zip((ni,*nfs), nfs)])
 
 def _encoder(ni, widths, depths):
     "Stages of `depths[i]` convolutions of `widths[i]` channels"
-    return nn.ModuleList(_stage(i, *[w]*n) for i,w,n in zip((ni,*widths), widths, depths))
+    return nn.ModuleList(_encoder_stage(i, *[w]*n) for i,w,n in zip((ni,*widths), widths, depths))
 
 # %% ../../../nbs/706_paper.backbones.fusenet.ipynb #50858db1
 class FuseNet(nn.Module):
@@ -37,7 +37,7 @@ class FuseNet(nn.Module):
         self.rgb,self.depth = [_encoder(n, widths, depths) for n in (3,1)]
         outs = [[w]*(n-1)+[prev] for w,n,prev in zip(widths[1:], depths[1:], widths)]
         outs = [[widths[0]]*max(depths[0]-1, 1), *outs]
-        self.decoder = nn.ModuleList(_stage(w, *o) for w,o in zip(widths, outs))
+        self.decoder = nn.ModuleList(_encoder_stage(w, *o) for w,o in zip(widths, outs))
         self.drop = nn.Dropout(p)
 
 # %% ../../../nbs/706_paper.backbones.fusenet.ipynb #c3be0387

@@ -26,7 +26,7 @@ def _folder(source=None, has='val2019.json'):
     return find_data('inat19', source, has, f"train2019.json, val2019.json and train_val2019/ are at {_SITE}.")
 
 # %% ../../../nbs/705_paper.data.inat19.ipynb #ad443b72
-def _split(src, lists, fraction=1., seed=0):
+def _split_images(src, lists, fraction=1., seed=0):
     "Images of `lists` in the folder `src`: a table of path, category and part (0 train, 1 valid, 2 test)"
     t = pd.concat([_read_list(src/f'{o}.json') for o in lists], ignore_index=True)
     parts = random_parts(len(t), (.75,.125,.125), seed)
@@ -54,7 +54,7 @@ def inat19(
 ):
     "iNat-19, 75% to train, 12.5% to validate and, as `dls[2]`, 12.5% to test: `dls, hierarchy`"
     src = _folder(source, f'{lists[0]}.json')
-    t,vocab = _split(src, lists, fraction, seed),Hierarchy.named('inat19').leaves
+    t,vocab = _split_images(src, lists, fraction, seed),Hierarchy.named('inat19').leaves
     if not (src/t.file[0]).exists():
         raise FileNotFoundError(f'{t.file[0]} is missing: unpack train_val2019.tar.gz next to the lists, see {_SITE}')
     block = DataBlock((ImageBlock,CategoryBlock(vocab=vocab, sort=False)), get_x=_file, get_y=_name,

@@ -47,7 +47,7 @@ def _resize_bytes(x, size, smooth=False):
     kw = dict(mode='bilinear', antialias=True) if smooth else dict(mode='nearest-exact')
     return F.interpolate(x[None].float(), size=tuple(size), **kw)[0].round().to(x.dtype)
 
-def _frame(rgb, depth, label, size):
+def _resized_frame(rgb, depth, label, size):
     "Colour and depth (4, H, W) and classes (H, W), from `rgb` (3, H, W), `depth` and `label` (1, H, W)"
     x = torch.cat([_resize_bytes(rgb, size, True), _resize_bytes(depth, size)])
     return x,_resize_bytes(label, size)[0]
@@ -55,7 +55,7 @@ def _frame(rgb, depth, label, size):
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #c2dc884f
 def _read_frame(f, size):
     depth,label = [image_tensor(f.parent.parent/o/f'{f.stem}.png', 1) for o in ('depth','label40')]
-    return _frame(image_tensor(f), depth, label-1, size)
+    return _resized_frame(image_tensor(f), depth, label-1, size)
 
 def _read_frames(path, size=None):
     "Frames in a folder: numbers, colour and depth as bytes (N, 4, H, W), classes as bytes (N, H, W)"
@@ -70,7 +70,7 @@ def _read_mat(file, size=None):
     def frame(rgb, depth, label):
         depth = (torch.from_numpy(depth.T.copy())*25.5).round().clamp(0, 255).to(torch.uint8)
         label = table[torch.from_numpy(label.T.astype(np.int64))]
-        return _frame(torch.from_numpy(rgb.swapaxes(1, 2).copy()), depth[None], label[None], size)
+        return _resized_frame(torch.from_numpy(rgb.swapaxes(1, 2).copy()), depth[None], label[None], size)
     with extra('h5py', 'nyudv2').File(file, 'r') as f: x,y = zip(*map(frame, f['images'], f['depths'], f['labels']))
     return [*range(1, len(x)+1)], torch.stack(x), torch.stack(y)
 
