@@ -277,6 +277,21 @@ def _suspect_part(p, t):
         html_table(short, index=False),
         id='suspects')
 
+# %% ../nbs/505_audit.ipynb #6f3c2781
+_FIELD_NOTE = ('Macro: each class counts alike. LCA height: of the lowest common ancestor of answer '
+               'and truth; half of the cost if all classes are equally deep. Coverage: answers that '
+               'are or contain the true class. Specificity: 1 for a class, 0 for the root. '
+               'HOPS: how well the order of all classes follows the tree.')
+
+def _field_part(lines):
+    "A table of the metrics that papers report"
+    t = pd.DataFrame({name: p.field_metrics() for name,p in lines.items()})
+    return Section(
+        H2('Metrics that papers report'),
+        html_table(t.map('{:.3f}'.format)),
+        P(_FIELD_NOTE, cls='note'),
+        id='field')
+
 # %% ../nbs/505_audit.ipynb #a07a717f
 def _interactive_parts(data, tree):
     "The sections that the script fills with `data`"
@@ -340,7 +355,8 @@ def html_report(
         drawn.get('matrix'),
         _suspect_part(p, suspects) if len(suspects) else None,
         drawn.get('fit'),
-        drawn.get('tree')]
+        drawn.get('tree'),
+        _field_part(lines) if is_tree else None]
     notes = [f'Fingerprint {p.h.fingerprint}', *p.notes]
     return page(title, *filter(None, parts), data=data, notes=notes)
 

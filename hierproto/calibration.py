@@ -51,6 +51,7 @@ class Climb(Rule):
         h = as_tree(h, 'Climb')
         super().__init__(h.leaves, probs)
         self.temperature = float(temperature)
+        self.fingerprint = h.fingerprint # of the tree whose nodes are the answers
         self.sums = SubtreeSum(h)
         self.register_buffer('ways', ways_up(h), persistent=False)
         self.register_buffer('top', top_groups(h), persistent=False)
@@ -218,7 +219,6 @@ class Guarantee(Climb):
         self.facts = dict(
             thresholds=list(thresholds), temperature=temperature, accuracy=accuracy,
             counts=list(counts), classes=classes, group_size=group_size, left_out=left_out)
-        self.fingerprint = h.fingerprint
         self.group_names = _top_names(h)
 
 # %% ../nbs/204_calibration.ipynb #fe60c169

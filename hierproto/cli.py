@@ -274,6 +274,7 @@ def fit(
     m:Annotated[int, between(1, 2**16)]=64,         # dimensions of the embedding
     valid:Annotated[float, between(.001, .999)]=.2, # share of each class held back for testing
     accuracy:Annotated[float, between(.01, .999)]|None=None, # of answers, which may then be groups
+    rule:Literal['argmax','crm','back_off']|None=None, # how it decides; as the method by default
     seed:Seed=0,           # of everything random
     workers:Annotated[int, between(0, 256)]=0,      # processes that read images
     threads:Threads=0,     # of PyTorch; 0 tries one and all, and keeps the faster
@@ -283,6 +284,8 @@ def fit(
     quiet:bool=False       # print no epochs
 ):
     "Train a classifier on a folder of images and report what its mistakes cost"
+    if accuracy and rule:
+        raise OptionError(f'--accuracy makes a rule of its own: leave --rule {rule} out')
     interrupted = (Path(out)/'fit.ckpt').exists()
     if force or (interrupted and resume): return
     if interrupted: raise OptionError(f'{out}: this folder has an interrupted fit: '

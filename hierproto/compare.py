@@ -31,22 +31,38 @@ from .images import check_classes, digest, image_table
 from .answers import read_answers
 
 # %% ../nbs/508_compare.ipynb #d86ca90c
+def _as_tensor(x):
+    "`x` as a tensor; arrays that cannot be written, such as those of frames, are copied"
+    if isinstance(x, torch.Tensor): return x
+    x = np.asarray(x)
+    return torch.as_tensor(x if x.flags.writeable else x.copy())
+
 def _views(x):
     "`x` as a tensor (N, views, d)"
-    x = torch.as_tensor(x if isinstance(x, torch.Tensor) else np.asarray(x))
+    x = _as_tensor(x)
     if x.dtype!=torch.half: x = x.float()
     return x[:,None] if x.ndim==2 else x
 
+def _integers(y):
+    "`y` as a tensor of integers"
+    return _as_tensor(y).as_subclass(Tensor).long()
+
 def _class_numbers(y, n_classes):
     "`y` as class numbers, checked"
-    y = torch.as_tensor(y if isinstance(y, torch.Tensor) else np.asarray(y))
-    y = y.as_subclass(Tensor).long()
+    y = _integers(y)
     if len(y) and not 0 <= y.min() <= y.max() < n_classes:
         fail(f'labels must be class numbers from 0 to {n_classes - 1}, got {y.min()} to {y.max()}: '
              'remove images without a class before comparing')
     return y
 
 # %% ../nbs/508_compare.ipynb #8dbfa363
+def _check_groups(groups, n):
+    "Refuse `groups` that are not one for each of `n` images"
+    if groups is None: return
+    if len(groups)!=n: fail(f'`groups` has {len(groups)} entries for {n} images')
+    lost = pd.isna(pd.Series(groups, dtype=object))
+    if lost.any(): fail(f'`groups` has no entry for image {int(lost.argmax())}')
+
 @dataclass
 class Pool:
     "Features and labels of a comparison"
@@ -58,6 +74,9 @@ class Pool:
     features: dict = None # record of the network that made the features
     groups: list = None # what each image belongs to: images of a group are never split
     names: list = None # of the images that are tested, such as their files
+    coarse: tuple = None # `x, y` of images that are known to a group of the tree only
+    coarse_groups: list = None # what these belong to
+    coarse_names: list = None # their names
 
     def __post_init__(self):
         self.x, self.y = _views(self.x), _class_numbers(self.y, len(self.vocab))
@@ -66,29 +85,58 @@ class Pool:
         if self.test:
             x, y = self.test
             self.test = _views(x), _class_numbers(y, len(self.vocab))
-        tested = self.test or (self.x, self.y)
-        if self.groups is not None and len(self.groups)!=len(tested[1]):
-            fail(f'`groups` has {len(self.groups)} entries for {len(tested[1])} images')
-        lost = pd.isna(pd.Series(self.groups, dtype=object))
-        if lost.any(): fail(f'`groups` has no entry for image {int(lost.argmax())}')
-        self.digest = self.digest or digest(self.x, self.y, *(self.test or ()))
+        if self.coarse: self.coarse = _views(self.coarse[0]), _integers(self.coarse[1])
+        _check_groups(self.groups, len(self.targets))
+        if self.coarse and self.groups is not None and not self.test:
+            _check_groups(self.coarse_groups or [], len(self.coarse[1]))
+        more = (*(self.test or ()), *(self.coarse or ()))
+        self.digest = self.digest or digest(self.x, self.y, *more)
 
     @property
     def targets(self):
         "Classes of the images that are tested"
         return self.test[1] if self.test else self.y
 
+# %% ../nbs/508_compare.ipynb #c672b217
+def _parted(o, known):
+    "Entries of the list `o` that are `known`, and the others; None stays None"
+    if o is None or len(o)!=len(known): return o, None
+    return [a for a,k in zip(o, known) if k], [a for a,k in zip(o, known) if not k]
+
+@patch(cls_method=True)
+def split(cls:Pool,
+    x, # features of all images
+    y, # numbers of classes, or of groups where only these are known
+    vocab, # names of the classes
+    test=None, # `x, y` of an official test set
+    names=None, # of the images that may be tested
+    groups=None, # what these belong to
+    **kwargs # other fields
+):
+    "A `Pool` of the images with a class; those that are known to a group become `coarse`"
+    known, y = _integers(y) < len(vocab), _integers(y)
+    coarse = None if known.all() else (x[~known], y[~known])
+    tested = known
+    if test:
+        tested = _integers(test[1]) < len(vocab)
+        test = test[0][tested], test[1][tested]
+    names, coarse_names = _parted(names, tested.tolist())
+    groups, coarse_groups = _parted(groups, tested.tolist())
+    if test: coarse_names = coarse_groups = None
+    return cls(x[known], y[known], vocab, test, groups=groups, names=names, coarse=coarse,
+               coarse_groups=coarse_groups, coarse_names=coarse_names, **kwargs)
+
 # %% ../nbs/508_compare.ipynb #358bf0d2
 @patch(cls_method=True)
 def from_dls(cls:Pool,
     dls, # `DataLoaders` of features in memory
     official=False, # is the last part of `dls` an official test set? Otherwise all parts are pooled
-    groups=None, # of the tested images
+    groups=None, # of all images that may be tested
 ):
     "The features and labels in `dls`"
     sets = [o.dataset for o in dls.loaders]
     names = [list(o.items) for o in sets if len(getattr(o, 'items', ()))==len(o)]
-    parts = [(_views(o.x), o.y) for o in sets]
+    parts = [(_views(o.x), _integers(o.y)) for o in sets]
     test = parts.pop() if official else None
     views = min(x.shape[1] for x,_ in parts)
     x = torch.cat([x[:,:views] for x,_ in parts])
@@ -96,7 +144,7 @@ def from_dls(cls:Pool,
     tested = names[-1:] if official else names
     names = sum(tested, []) if len(names)==len(sets) else None
     record = getattr(dls, 'features', None) or {}
-    return cls(x, y, list(dls.vocab), test, features=record, groups=groups, names=names)
+    return cls.split(x, y, list(dls.vocab), test, names, groups, features=record)
 
 # %% ../nbs/508_compare.ipynb #64674f1e
 @patch(cls_method=True)
@@ -111,13 +159,26 @@ def of(cls:Pool,
     if not isinstance(data, (tuple,list)) or len(data)!=2:
         kind = type(data).__name__
         raise TypeError(f'data must be features in DataLoaders, a Pool, or (X, y), got {kind}')
-    X, y = data
-    y = np.asarray(y)
+    X, y = _views(data[0]), np.asarray(data[1])
+    if len(X)!=len(y): fail(f'{len(X)} rows of features, but {len(y)} labels')
     if y.dtype.kind in 'OUS':
-        vocab, y = np.unique(y.astype(str), return_inverse=True)
-        return cls(X, y, vocab.tolist(), groups=groups)
+        vocab, y = _nodes_of(y.astype(str), h)
+        return cls.split(X, y, vocab, groups=groups)
     h = align_costs(h, 0) # class numbers without names
-    return cls(X, y, getattr(h, 'leaves', [*map(str, range(len(h)))]), groups=groups)
+    vocab = getattr(h, 'leaves', [*map(str, range(len(h)))])
+    is_group = isinstance(h, Hierarchy) and (y >= len(h)).any() and y.max() < h.n_nodes-1
+    return cls.split(X, y, vocab, groups=groups) if is_group else cls(X, y, vocab, groups=groups)
+
+def _nodes_of(labels, h):
+    "Names of the classes among `labels`, sorted, and the number of the node of each label"
+    names, at = np.unique(labels, return_inverse=True)
+    h = align_costs(h, None)
+    is_tree = isinstance(h, Hierarchy)
+    groups = {*h.node_index()} - {*h.class_index()} if is_tree else {}
+    vocab = [o for o in names.tolist() if o not in groups]
+    if len(vocab)==len(names): return vocab, at
+    h = align_costs(h, vocab)
+    return vocab, np.array([h.find_node(o) for o in names])[at]
 
 # %% ../nbs/508_compare.ipynb #2305fd1d
 _FOLDS = 5
@@ -161,15 +222,14 @@ def node_costs(
 def _rule_answers(scores, h, rule, temperature):
     "Number of the answer to each row of `scores` (N, K)"
     if rule=='argmax': return scores.argmax(1)
-    if rule=='crm': return expected_cost(scores, node_costs(h), probs=False).argmin(1)
-    return expected_cost(scores/temperature, node_costs(h, True), probs=False).argmin(1)
+    return expected_cost(scores/temperature, node_costs(h, rule=='node'), probs=False).argmin(1)
 
 def answer_costs(
     scores, # (N, K)
     y, # classes (N,)
     h, # a `Hierarchy` or costs
     rule, # one of `RULES`
-    temperature=1., # for the rule 'node'
+    temperature=1., # for expected costs: scores are divided by it
 ):
     "What the answers of `rule` cost, (N,)"
     answers = _rule_answers(scores, h, rule, temperature)
@@ -181,7 +241,8 @@ def _metrics_of(scores, y, h, rule, temperature=1.):
     costs = answer_costs(scores, y, h, rule, temperature)
     res = dict(er=(costs>0).float().mean().item(), ahc=costs.mean().item())
     if rule=='node': return res
-    shown = scores if rule=='argmax' else -expected_cost(scores, node_costs(h), probs=False)
+    shown = scores
+    if rule=='crm': shown = -expected_cost(scores/temperature, node_costs(h), probs=False)
     more = hier_report(shown, y, h)
     top5 = next(v for k,v in more.items() if k.startswith('hier_dist'))
     levels = [more[k] for k in level_metric_names(h)]
@@ -237,10 +298,20 @@ def _choose(pool, train, setup, name, folds):
 
 # %% ../nbs/508_compare.ipynb #db9f3651
 def _train_on(pool, h, method, seed, idx, **kwargs):
-    "A `Learner` of `method` on the images `idx`"
+    "A `Learner` of `method` on the images `idx` and those that are known to a group"
     some = idx[:1] # a validation set is part of the loaders, but not used
     train, valid = ((pool.x[i], pool.y[i]) for i in (idx, some))
-    return train_head(train, valid, pool.vocab, h, method, seed, **kwargs)
+    return train_head(_with_coarse(pool, train, idx), valid, pool.vocab, h, method, seed, **kwargs)
+
+def _with_coarse(pool, train, idx):
+    "`train` and the coarse images, except those that belong to what `idx` leaves out"
+    if not pool.coarse: return train
+    x, y = pool.coarse
+    if pool.groups is not None and not pool.test:
+        left_out = {*np.delete(np.asarray(pool.groups), idx).tolist()}
+        kept = torch.tensor([o not in left_out for o in np.asarray(pool.coarse_groups).tolist()])
+        x, y = x[kept], y[kept]
+    return [torch.cat(o) for o in zip(train, (x, y))]
 
 def _test_parts(pool, folds):
     "Images to train on and features and classes to test on, for each final model"
@@ -271,6 +342,7 @@ def _run_method(pool, h, name, seed, setup, rules, method=None):
     n = len(scores)
     facts = dict(
         method=name, seed=seed, settings=json.dumps(settings), n=n, epochs=setup['epochs'],
+        temperatures=json.dumps([round(o, 4) for o in temperatures]),
         train_seconds=round(training/len(chosen), 3),
         test_ms=round(1e6*answering/n, 1),
         seconds=round(time.perf_counter() - start, 1))
@@ -318,14 +390,41 @@ def in_words(
     name = _IN_WORDS.get(method, method.replace('_', ' '))
     return name + dict(argmax='', crm=', least risk', node=', any node')[rule]
 
+# %% ../nbs/508_compare.ipynb #7f840d0b
+def _check_coarse(pool, names, methods, h, m):
+    "Those of the methods `names` that train on the labels of `pool`, and a note on the others"
+    if not pool.coarse: return names, []
+    nodes = as_tree(h, 'a label that is a group').n_nodes
+    if pool.coarse[1].max() >= nodes-1:
+        fail(f'labels must be numbers of classes or groups from 0 to {nodes-2}, '
+             f'got {pool.coarse[1].max()}: remove images without a class before comparing')
+    why = {o: _why_no_groups(o, h, m) for o in names}
+    left_out = [o for o in names if why[o]]
+    if left_out and methods not in ('default','all'): fail(f'{left_out[0]}: {why[left_out[0]]}')
+    names = [o for o in names if not why[o]]
+    if not left_out: return names, []
+    left_out = ', '.join(map(in_words, left_out))
+    return names, [f'Left out, because labels of some images are groups: {left_out}.']
+
+def _why_no_groups(name, h, m):
+    "Why the method `name` cannot train on labels that are groups, or ''"
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        _, loss, _ = get_method(name)(h, m)
+    try: loss.allow_groups(h)
+    except HierarchyError as e: return str(e)
+    return ''
+
 # %% ../nbs/508_compare.ipynb #429748f2
 _COLUMNS = '''run_id data method rule seed er ahc severity top5_cost nll ece levels settings
-    n epochs train_seconds test_ms seconds commit versions'''.split()
+    temperatures n epochs train_seconds test_ms seconds commit versions'''.split()
 
 def _id_of(pool, h, name, seed, rule, setup):
     made = get_method(name)
     method = [name, made.make.__qualname__, repr(made.params)]
-    groups = None if pool.groups is None else digest(*map(str, pool.groups))
+    groups = None
+    if pool.groups is not None:
+        groups = digest(*map(str, [*pool.groups, *(pool.coarse_groups or ())]))
     key = [pool.digest, h.fingerprint, method, seed, rule, setup, _trials(name), _FOLDS, groups]
     return run_hash(key)
 
@@ -339,10 +438,11 @@ def _begin(parent):
     "In a new worker: watch the process `parent`"
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
-def _task(x, y, test, pool, *args):
+def _task(x, y, test, coarse, pool, *args):
     "`_run_method` in another process; arrays come one by one so that joblib can share them"
     tensor_of = torch.from_numpy
-    arrays = dict(x=tensor_of(x), y=tensor_of(y), test=test and tuple(map(tensor_of, test)))
+    pairs = {k: o and tuple(map(tensor_of, o)) for k,o in dict(test=test, coarse=coarse).items()}
+    arrays = dict(x=tensor_of(x), y=tensor_of(y), **pairs)
     return one_thread()(_run_method)(Pool(**pool, **arrays), *args)
 
 def _run_all(pool, tasks, jobs):
@@ -350,8 +450,9 @@ def _run_all(pool, tasks, jobs):
     if jobs==1 or len(tasks)<2:
         yield from (one_thread()(_run_method)(pool, *o) for o in tasks)
         return
-    arrays = pool.x.numpy(), pool.y.numpy(), pool.test and tuple(o.numpy() for o in pool.test)
-    facts = {k: v for k,v in vars(pool).items() if k not in ('x','y','test')}
+    pairs = [o and tuple(t.numpy() for t in o) for o in (pool.test, pool.coarse)]
+    arrays = pool.x.numpy(), pool.y.numpy(), *pairs
+    facts = {k: v for k,v in vars(pool).items() if k not in ('x','y','test','coarse')}
     with modified_env(PYTHONWARNINGS='ignore::FutureWarning'):
         run = Parallel(n_jobs=jobs, return_as='generator', mmap_mode='c', initializer=_begin,
                        initargs=(os.getpid(),))
@@ -423,7 +524,7 @@ def compare(
     _check_pool(pool)
     h = align_costs(h, pool)
     rules = _rule_names(rules, h)
-    names = method_names(methods, h)
+    names, notes = _check_coarse(pool, method_names(methods, h), methods, h, m)
     seeds = ifnone(seeds, 5 if pool.test else 2)
     if seeds<1: raise ValueError(f'seeds must be >= 1, got {seeds}')
     if len(names)*len(rules)<2 and not predictions:
@@ -434,7 +535,7 @@ def compare(
     with tempfile.TemporaryDirectory() as tmp:
         path = Path(out or tmp)/'comparison.csv'
         rows, costs = _all_rows(path, pool, h, ids, setup, rules, jobs, name, progress)
-    res = Comparison(rows, costs, pool, h, setup, rules)
+    res = Comparison(rows, costs, pool, h, setup, rules, notes)
     return res.add(*yours) if yours else res
 
 # %% ../nbs/508_compare.ipynb #28f04355
@@ -792,6 +893,9 @@ def facts(self:Comparison):
     says = [f'{n:,} images, each tested once in each of {R} repetitions of {_FOLDS} folds']
     if pool.test:
         says = [f'{len(pool.y):,} images to train on, {n:,} of an official test set, {R} seeds']
+    if pool.coarse:
+        says.append(f'{len(pool.coarse[1]):,} more that are known to a group only, '
+                    'to train on and not tested')
     if pool.groups is not None: says.append(f'{len({*pool.groups}):,} groups that are never split')
     says.append(f"{self.setup['epochs']} epochs per training")
     if arch: says.append(f'features of {arch}')
@@ -851,9 +955,16 @@ def best(self:Comparison):
     everything = np.arange(len(pool.y))
     learn = _train_on(pool, self.h, method, 0, everything, **self.setup, **settings)
     learn = HeadLearner.from_learner(learn, **{**settings, 'm': self.setup['m'], 'lr': defaults.lr})
-    use_rule(learn, CRM(learn.hierarchy) if rule=='crm' else argmax_rule)
+    use_rule(learn, self._rule(method, rule, learn.hierarchy))
     learn.dls.features = pool.features
     return learn
+
+@patch
+def _rule(self:Comparison, method, rule, h):
+    "The decision `rule` of the best model, for its tree `h`"
+    if rule=='argmax': return argmax_rule
+    found = self.rows[self.rows.method==method].temperatures
+    return CRM(h, temperature=float(np.median(sum(map(json.loads, found), []))))
 
 # %% ../nbs/508_compare.ipynb #75ae32ef
 @patch
@@ -903,6 +1014,12 @@ def read_groups(
     return df.group.iloc[at].tolist()
 
 # %% ../nbs/508_compare.ipynb #02208fc1
+def _in_groups(pool, f):
+    "`pool` with the groups of images in the file `f`"
+    groups = read_groups(f, pool.names)
+    coarse = read_groups(f, pool.coarse_names) if pool.coarse and not pool.test else None
+    return replace(pool, groups=groups, coarse_groups=coarse)
+
 def _folder_pool(images, arch, official, **kwargs):
     "Features of the images in the folder `images`"
     try: return Pool.from_dls(features(images, arch, **kwargs), official)
@@ -939,7 +1056,7 @@ def compare_folder(
     if not bar: print(f'features of {len(t):,} images by {arch} ...', flush=True)
     pool = _folder_pool(images, arch, official, weights=weights or None, size=size or None, h=h,
                         subset=subset, file=Path(out)/'features.safetensors', progress=bar)
-    if groups: pool = replace(pool, groups=read_groups(groups, pool.names))
+    if groups: pool = _in_groups(pool, groups)
     res = compare(pool, sub, names, seeds or None, out=out, jobs=jobs or defaults.cpus,
                   name=Path(images).name, predictions=predictions or None, epochs=epochs,
                   hidden=hidden)

@@ -133,7 +133,7 @@ def _new_point(head, h, z=None, as_far=False):
 def _same_rule(rule, h):
     "`rule` for the classes of `h`; None if it depends on the old ones"
     if rule is argmax_rule or rule is None: return argmax_rule
-    if type(rule) is CRM: return CRM(h)
+    if type(rule) is CRM: return CRM(h, temperature=rule.temperature)
     if type(rule) is BackOff: return BackOff(h, rule.threshold)
 
 # %% ../nbs/511_extend.ipynb #1ad64cc1

@@ -317,6 +317,7 @@ def fit(
     m, # dimensions of the embedding
     valid, # share held back
     accuracy, # share of answers to promise, or None
+    rule, # argmax, crm or back_off; None for that of the method
     seed, # of everything random
     workers, # processes that read images
     threads, # of PyTorch; 0 chooses
@@ -331,6 +332,7 @@ def fit(
     h = read_hierarchy(classes)
     if METHODS[method].tree: as_tree(h, f'The method {method}')
     if accuracy: as_tree(h, '--accuracy')
+    if rule=='back_off': as_tree(h, '--rule back_off')
 
     with _output_folder(out, resume):
         data = _folder_data(h, o)
@@ -339,6 +341,7 @@ def fit(
         notes = [_describe(data, o), *data.notes]
         print(plain('\nNote: '.join(notes)), flush=True)
         learn = _trained_learner(data, o)
+        if rule: use_rule(learn, rule)
         p = _held_back(learn, data, notes, accuracy, seed)
         _write_all(learn, p, o)
     return p

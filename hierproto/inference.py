@@ -90,6 +90,7 @@ class BackOff(Rule):
         h = as_tree(align_costs(h, vocab), 'back_off')
         super().__init__(h.leaves, probs)
         self.threshold = threshold
+        self.fingerprint = h.fingerprint # of the tree whose nodes are the answers
         self.sums = SubtreeSum(h)
         self.register_buffer('size', h.sizes(), persistent=False)
 
@@ -160,19 +161,23 @@ def trade_off(
 # %% ../nbs/203_inference.ipynb #7902efeb
 class CRM(Rule):
     "`crm` with the costs `D`, in the order of `vocab`, as a buffer"
+    temperature = 1. # in pickles of earlier versions
     def __init__(self,
         D, # as in `expected_cost`
         vocab=None, # as in `expected_cost`
-        probs=None # as in `Rule`
+        probs=None, # as in `Rule`
+        temperature=1. # scores are divided by it, see `fit_temperature`
     ):
         if not isinstance(D, torch.Tensor): D = align_costs(D, vocab)
         super().__init__(getattr(D, 'leaves', None), probs)
+        self.temperature = float(temperature)
         self.register_buffer('D', D if isinstance(D, torch.Tensor) else as_costs(D))
 
     def answers(self,
         p # probabilities (B, K[, H, W])
     ):
         "Numbers of classes"
+        if self.temperature != 1: p = (p.log()/self.temperature).softmax(1)
         return expected_cost(p, self.D, probs=True).argmin(1)
 
 # %% ../nbs/203_inference.ipynb #13cfe1d3
@@ -212,7 +217,16 @@ def get_rule(
     if isinstance(rule, str): rule = _named_rule(rule, h, threshold)
     if isinstance(rule, partial): rule = _align_partial(rule, h)
     if h is not None: _check_order(rule, h)
+    if _is_of_other_tree(rule, h):
+        warnings.warn('the decision rule was made for another tree, and so was what it promises: '
+                      'the most probable class decides now')
+        rule = argmax_rule
     return scores_only(rule)
+
+def _is_of_other_tree(rule, h):
+    "Are the answers of `rule` nodes of another tree than `h`?"
+    own = getattr(getattr(rule, 'func', rule), 'fingerprint', None)
+    return own is not None and isinstance(h, Hierarchy) and own != h.fingerprint
 
 def _named_rule(name, h, threshold):
     if name in RULES: return RULES[name](h, threshold)

@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from fastcore.basics import patch
 from .hierarchy import *
 from .names import fail
-from .metrics import confusions
+from .metrics import Batch, confusions, hier_metrics
 from .inference import back_off, crm, expected_cost
 from .stats import holm
 
@@ -156,6 +156,36 @@ def intervals(self:Predictions,
                       for k,v in self.measures().items()})
     return t.T.set_axis(['value','low','high'], axis=1)
 
+# %% ../nbs/205_predictions.ipynb #cdaf765b
+_OF_ANSWERS = dict(
+    hier_precision='hierarchical precision %', hier_recall='hierarchical recall %',
+    hier_f1='hierarchical F1 %', hier_precision_macro='hierarchical precision % (macro)',
+    hier_recall_macro='hierarchical recall % (macro)', hier_f1_macro='hierarchical F1 % (macro)',
+    lca_height='LCA height', coverage='coverage %', specificity='specificity')
+_OF_PROBS = dict(full_path_accuracy='full-path accuracy %', hops='HOPS', hops_at_k='HOPS@{k}')
+
+@patch
+def field_metrics(self:Predictions,
+    k=5 # of HOPS@k
+):
+    "Further metrics that papers on hierarchies report, as a dict; none without a tree"
+    if not isinstance(self.h, Hierarchy): return {}
+    k = min(k, len(self.h))
+    res = self._summed(self.preds, _OF_ANSWERS, k)
+    soft = self.probs is not None and len(self.h) <= 2000
+    if soft: res |= self._summed(self.probs, _OF_PROBS, k, probs=True)
+    return res
+
+@patch
+def _summed(self:Predictions, outputs, names, k, size=100_000, **kwargs):
+    "The metrics `names` of the `outputs`, answers or probabilities, under their titles"
+    ms = hier_metrics(self.h, [*names], k)
+    for o,y in zip(outputs.split(size), self.targets.split(size)):
+        batch = Batch(o, y, D=self.h, **kwargs)
+        for m in ms: m.add(batch)
+    titles = [o.format(k=k) for o in names.values()]
+    return {t: (100 if '%' in t else 1)*m.value for t,m in zip(titles, ms)}
+
 # %% ../nbs/205_predictions.ipynb #b86c2155
 def _answer_in_parts(rule, P, size=100_000):
     "Answers of `rule` to the probabilities `P`, a part at a time"
@@ -179,8 +209,9 @@ def with_rules(self:Predictions,
 def table(self:Predictions,
     name='as given' # of the first line
 ):
-    "A table of `measures`: of these predictions and, given probabilities, `with_rules`"
-    t = pd.DataFrame({k: v.measures() for k,v in self.with_rules(name).items()}).T
+    "A table of `measures` and `field_metrics`: of these predictions and those of `with_rules`"
+    lines = self.with_rules(name).items()
+    t = pd.DataFrame({k: {**v.measures(), **v.field_metrics()} for k,v in lines}).T
     return t.fillna({'groups %': 0.}) # lines that answer with classes only
 
 # %% ../nbs/205_predictions.ipynb #7e57479c

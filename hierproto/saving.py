@@ -261,7 +261,9 @@ def _make_rule(p, name, threshold):
             raise ModelError('this model has no calibrated rule: '
                              "choose 'argmax', 'crm' or 'back_off'")
         return get_rule(Guarantee(p.h, **saved), p.h)
-    if name == 'crm' and p.allowed is not None: return get_rule(CRM(_costs_within(p)), None)
+    if name == 'crm':
+        D = p.h if p.allowed is None else _costs_within(p)
+        return get_rule(CRM(D, temperature=p.settings.get('temperature', 1.)), None)
     return get_rule(name, p.h, threshold)
 
 # %% ../nbs/504_saving.ipynb #ada0a809
@@ -380,7 +382,8 @@ def _rule_settings(rule, h):
     if isinstance(rule, Guarantee): return dict(rule='calibrated', guarantee=rule.facts)
     if isinstance(rule, BackOff): return dict(rule='back_off', threshold=float(rule.threshold))
     own_costs = isinstance(rule, CRM) and torch.equal(rule.D.cpu(), as_costs(h).to(rule.D.dtype))
-    if own_costs: return dict(rule='crm')
+    if own_costs and rule.temperature == 1: return dict(rule='crm')
+    if own_costs: return dict(rule='crm', temperature=rule.temperature)
     raise ModelError('this decision rule cannot be saved: use `argmax_rule`, `BackOff`, '
                      'the result of `calibrate`, or `CRM` with the costs of the hierarchy')
 
@@ -508,6 +511,7 @@ class _ModelSettings(_Strict):
     vocab:list[str]
     fingerprint:str
     threshold:_Share=.5
+    temperature:Annotated[float, Field(gt=0, le=1e6)]=1. # before decisions of least expected cost
     guarantee:_Guarantee|None=None
     weights:str|None=None
     paths:list[str]=[]

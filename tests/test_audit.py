@@ -212,3 +212,27 @@ def test_an_empty_cell_is_no_group(tmp_path):
     f = table(tmp_path, P, y, patient=['p1', '']*(len(y)//2))
     with pytest.raises(HierarchyError, match="row 2: the cell is empty .column 'patient'"):
         read_predictions(f, tree, groups='patient')
+
+
+def test_the_table_has_the_metrics_that_papers_report(tmp_path):
+    "Cat taken for dog: half of the path is right. The answer 'animal' covers the cat"
+    h = Hierarchy.from_paths([('animal', 'cat'), ('animal', 'dog'), ('plant', 'oak')])
+    h.to_csv(tmp_path/'tree.csv')
+    (tmp_path/'p.csv').write_text('target,prediction\ncat,dog\ncat,animal\noak,oak\n')
+    run_command('audit', [tmp_path/'p.csv', tmp_path/'tree.csv', '--out', tmp_path/'out', '--shuffles', 0])
+    row = pd.read_csv(tmp_path/'out'/'table.csv', index_col=0).loc['as given']
+    assert row['hierarchical precision %'] == pytest.approx(100*4/5)
+    assert row['hierarchical recall %'] == pytest.approx(100*4/6)
+    assert row['hierarchical F1 %'] == pytest.approx(100*8/11)
+    assert row['hierarchical recall % (macro)'] == pytest.approx(100*(2/4 + 1)/2)
+    assert row['LCA height'] == pytest.approx((1 + 1 + 0)/3)
+    assert row['coverage %'] == pytest.approx(100*2/3)
+    assert row['specificity'] == pytest.approx((1 + 1 - np.log(2)/np.log(3) + 1)/3)
+    assert 'HOPS' not in row
+    page = (tmp_path/'out'/'report.html').read_text()
+    assert 'Metrics that papers report' in page
+    lines = 'target,cat,dog,oak\ncat,.6,.3,.1\noak,.4,.3,.3\n'
+    (tmp_path/'q.csv').write_text(lines)
+    run_command('audit', [tmp_path/'q.csv', tmp_path/'tree.csv', '--out', tmp_path/'soft', '--shuffles', 0])
+    row = pd.read_csv(tmp_path/'soft'/'table.csv', index_col=0).loc['as given']
+    assert row['full-path accuracy %'] == 50 and 0 < row['HOPS'] < 1 and row['HOPS@3'] == row['HOPS']

@@ -451,6 +451,21 @@ def test_accuracy_calibrates_on_images_that_are_not_in_the_report(work, tmp_path
     assert load_classifier(tmp_path/'model').settings['rule'] == 'calibrated'
 
 
+def test_fit_saves_the_rule_that_was_asked_for(work, tmp_path, capsys):
+    "Answers of the report and of the saved model are groups where no class reaches one half"
+    run_command('fit', [work/'images', work/'classes.csv', *FAST, '--rule', 'back_off', '--out', tmp_path/'model'])
+    h = Hierarchy.from_csv(work/'classes.csv')
+    rows = pd.read_csv(tmp_path/'model'/'predictions.csv', dtype=str)
+    assert not set(rows.prediction) <= set(h.leaves)
+    p = load_classifier(tmp_path/'model')
+    assert p.settings['rule'] == 'back_off'
+    names = ['/'.join(o.names) or '/' for o in p.predict([Path(f) for f in rows.file])]
+    paths = {k: '/'.join(o) for k, o in zip(h.leaves, h.nodes)}
+    assert names == [paths.get(o, o) for o in rows.prediction]
+    assert '--accuracy makes a rule of its own' in failed(capsys, 'fit', work/'images', work/'classes.csv', *FAST,
+                                                          '--rule', 'crm', '--accuracy', '.8', '--out', tmp_path/'other')
+
+
 def test_files_have_the_usual_mode_and_force_overwrites(work, tmp_path, capsys):
     mask = os.umask(0)
     os.umask(mask)

@@ -98,6 +98,50 @@ def test_groups_of_images_stay_together(work, tmp_path, cache, capsys):
     assert 'there is no such file' in failed(capsys, 'compare', *options(work, tmp_path/'out', '--groups', tmp_path/'none.csv'))
 
 
+def some_known_to_a_group(work, tmp_path):
+    "The images, and six of cats and dogs that are only known to be animals"
+    shutil.copytree(work/'images', tmp_path/'images')
+    (tmp_path/'images'/'animal').mkdir()
+    for name in ('cat', 'dog'):
+        for i in range(3):
+            shutil.copy(work/'images'/name/f'{i}.png', tmp_path/'images'/'animal'/f'{name}{i}.png')
+    for f in ('classes.csv', 'w.pth'): shutil.copy(work/f, tmp_path)
+    return tmp_path
+
+def test_images_known_to_a_group_train_and_are_not_tested(work, tmp_path, cache, capsys):
+    some_known_to_a_group(work, tmp_path)
+    rows, page = run(tmp_path, tmp_path/'out', '--seeds', 1)
+    assert '40 images labelled with a class, 6 images with a group (kingdom)' in capsys.readouterr().out
+    assert set(rows.n) == {40} and rows.ahc.notna().all()
+    assert '6 more that are known to a group only' in page
+    assert 'haframe' not in set(rows.method) and 'labels of some images are groups: HAFrame' in page
+    err = failed(capsys, 'compare', *options(tmp_path, tmp_path/'out', '--methods', 'hie'))
+    assert 'hie: labels of HiELoss must be classes' in err and len(err.splitlines()) == 1, err
+
+
+def test_labels_of_groups_follow_the_groups_of_their_images(work, tmp_path, cache, capsys):
+    some_known_to_a_group(work, tmp_path)
+    files = sorted((tmp_path/'images').rglob('*.png'))
+    lines = [f'{f.relative_to(tmp_path/"images")},{i%7}' for i, f in enumerate(files)]
+    (tmp_path/'sites.csv').write_text('\n'.join(['file,group', *lines]))
+    argv = '--methods', 'learnt', '--seeds', 1, '--groups', tmp_path/'sites.csv'
+    _, page = run(tmp_path, tmp_path/'out', *argv)
+    assert '7 groups that are never split' in page
+    (tmp_path/'sites.csv').write_text('\n'.join(['file,group', *[o for o in lines if 'animal' not in o]]))
+    assert 'nothing for 6 of 6 images' in failed(capsys, 'compare', *options(tmp_path, tmp_path/'other', *argv))
+
+
+def test_two_processes_train_on_labels_of_groups_like_one():
+    y = made_up_pool().y.clone()
+    y[40:] = TREE.parent[y[40:]]
+    data = made_up_pool().x, y
+    one, two = (compare(data, TREE, 'learnt', seeds=1, epochs=1, m=4, progress=False, jobs=jobs) for jobs in (1, 2))
+    assert all(np.allclose(one.costs[k], two.costs[k], atol=1e-4) for k in one.costs)
+    assert len(one.pool.targets) == 40
+    without = compare((data[0][:40], y[:40]), TREE, 'learnt', seeds=1, epochs=1, m=4, progress=False)
+    assert {*without.rows.run_id}.isdisjoint(one.rows.run_id)
+
+
 def test_foreign_files_end_in_one_line(work, tmp_path, cache, capsys):
     out = tmp_path/'out'
     out.mkdir()
