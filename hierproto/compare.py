@@ -13,8 +13,8 @@ from joblib import Parallel, delayed
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from fastcore.xml import Div, H2, P
 from fastai.basics import *
-from .files import (add_row, commit, finished, locked, plain, read_rows, versions,
-                             write_whole)
+from .files import (add_row, commit, finished, locked, plain, read_rows, run_hash,
+                             versions, write_whole)
 from .hierarchy import *
 from .hierarchy import fail, quoted, read_hierarchy
 from .stats import (MARGIN, Estimate, crossval_estimate, forest_plot, half_width,
@@ -1046,7 +1046,7 @@ def compare_folder(
     try: arch_func(arch) # an unknown name is an error before any work
     except ValueError as e: fail(str(e))
     h = read_hierarchy(classes)
-    names = method_names(methods, h)
+    method_names(methods, h) # so is an unknown method
     Path(out).mkdir(parents=True, exist_ok=True)
     _check_file(Path(out)/'comparison.csv')
     t = image_table(images, h)
@@ -1057,7 +1057,7 @@ def compare_folder(
     pool = _folder_pool(images, arch, official, weights=weights or None, size=size or None, h=h,
                         subset=subset, file=Path(out)/'features.safetensors', progress=bar)
     if groups: pool = _in_groups(pool, groups)
-    res = compare(pool, sub, names, seeds or None, out=out, jobs=jobs or defaults.cpus,
+    res = compare(pool, sub, methods, seeds or None, out=out, jobs=jobs or defaults.cpus,
                   name=Path(images).name, predictions=predictions or None, epochs=epochs,
                   hidden=hidden)
     file = Path(out)/'comparison.html'

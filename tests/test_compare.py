@@ -302,7 +302,7 @@ def test_no_image_is_tested_by_a_model_that_has_seen_it(monkeypatch):
     pool, seen = made_up_pool(), []
     pool.x[:, 0, 0] = torch.arange(60) # a mark
     marks = lambda x: {*x[:, 0, 0].long().tolist()}
-    train, scores, choose = module.train_head, module._scores_of, module._choose
+    train, scores, choose = module.train_head, module.head_scores, module._choose
     def traced(part, *args, **kwargs):
         learn = train(part, *args, **kwargs)
         learn.marks = marks(part[0])
@@ -312,7 +312,7 @@ def test_no_image_is_tested_by_a_model_that_has_seen_it(monkeypatch):
         seen.append((len(learn.marks), marks(x)))
         return scores(learn, x)
     monkeypatch.setattr(module, 'train_head', traced)
-    monkeypatch.setattr(module, '_scores_of', checked)
+    monkeypatch.setattr(module, 'head_scores', checked)
     compare(pool, TREE, 'learnt', seeds=1, rules='argmax', epochs=1, m=4, progress=False)
     final = [m for n, m in seen if n == 48]
     assert len(final) == 2*5 and sorted(sum(map(list, final[:5]), [])) == [*range(60)], 'each image is tested once'
