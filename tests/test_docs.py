@@ -1,6 +1,8 @@
 "The docs site: its settings, its sidebar, what nbdev can process, and what Quarto and Sphinx get to render."
 import ast, os, re, subprocess, sys
 from configparser import ConfigParser
+from difflib import SequenceMatcher
+from itertools import combinations
 from pathlib import Path
 
 import nbformat, pytest, yaml
@@ -50,6 +52,13 @@ def test_no_section_is_called_like_one_of_its_pages():
     for section, group in docs.sidebar().items():
         titles = [re.match('# (.*)', nbs[n].cells[0].source)[1] for n in group]
         assert section not in titles
+
+def test_titles_are_distinct():
+    "Two pages whose titles are nearly the same are confused in the sidebar and in the search"
+    titles = {n: re.match('# (.*)', nb.cells[0].source)[1].lower() for n, nb in nbs.items()}
+    alike = [(a, b) for a, b in combinations(titles, 2)
+             if SequenceMatcher(None, titles[a], titles[b]).ratio() > .75]
+    assert not alike
 
 def test_only_the_current_section_is_open(): assert web.site['sidebar']['collapse-level'] == 1
 

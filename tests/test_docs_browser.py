@@ -138,6 +138,16 @@ async def opened(tab, path):
     await tab.evaluate('async () => { if (window.MathJax) await MathJax.startup.promise }')
     return faults
 
+# the background is that of the theme, and no colour is changing any more
+switched = """theme => { const [r, g, b] = getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g).map(Number),
+        changing = document.getAnimations().filter(o => o.effect.getComputedTiming().endTime < Infinity);
+    return (r + g + b > 384) == (theme == 'light') && changing.length == 0 }"""
+
+async def switch(tab, theme):
+    "Ask for `theme` and wait until the page shows it"
+    await tab.emulate_media(color_scheme=theme)
+    await tab.wait_for_function(switched, arg=theme)
+
 async def visit(tab, name):
     "Everything that the tests want to know about the page of the notebook `name`"
     faults = await opened(tab, page_of[name])
@@ -148,7 +158,7 @@ async def visit(tab, name):
     if shots := os.environ.get('DOCS_SHOTS'):
         for w, theme in zip(widths, themes):
             await tab.set_viewport_size(dict(width=w, height=screen))
-            await tab.emulate_media(color_scheme=theme)
+            await switch(tab, theme)
             await tab.screenshot(path=f'{shots}/{Path(page_of[name]).stem}_{w}_{theme}.jpg', full_page=True)
     await ask("document.querySelectorAll('details').forEach(o => o.open = true)")
     seen['wide'], seen['pale'] = [], []
@@ -156,7 +166,7 @@ async def visit(tab, name):
         await tab.set_viewport_size(dict(width=w, height=screen))
         seen['wide'] += [f'{w} pixels: {o}' for o in await ask(overflow)]
     for theme in themes:
-        await tab.emulate_media(color_scheme=theme)
+        await switch(tab, theme)
         seen['pale'] += [f'{theme}: {o}' for o in await ask(contrast)]
     return seen | dict(faults=faults, outside=tab.outside)
 
@@ -210,7 +220,7 @@ def test_dark_and_light(in_tab):
         await opened(tab, 'index.html')
         seen = set()
         for theme in themes:
-            await tab.emulate_media(color_scheme=theme)
+            await switch(tab, theme)
             seen.add(await tab.evaluate('getComputedStyle(document.body).backgroundColor'))
         return seen
     assert len(in_tab(colours)) == 2
@@ -237,16 +247,17 @@ def test_only_the_current_section_is_open(in_tab, sphinx):
 # Files of the site
 
 def test_links(site, html):
-    "Each link and image of each page leads to a file of the site, and to an existing anchor"
+    "Each link and image of each page leads to a file of the site, and to an existing anchor; `//page.html` leads nowhere"
     assert {*page_of.values()} <= html.keys()
     ids = {n: {unquote(i) for i in re.findall(r'\bid="([^"]+)"', text)} for n, text in html.items()}
     broken = []
     for n, text in html.items():
         for target in re.findall(r'<(?:a|img|link|script)\b[^>]*?\b(?:href|src)="([^"]*)"', text):
             path, anchor = urldefrag(target.replace('&amp;', '&'))
-            if urlparse(path).scheme or path.startswith('//'): continue
+            if urlparse(path).scheme: continue
+            lost = path.startswith('//')
             path = unquote(urlparse(path).path) or n
-            if not (site/path).exists() or (anchor and path in ids and unquote(anchor) not in ids[path]):
+            if lost or not (site/path).exists() or (anchor and path in ids and unquote(anchor) not in ids[path]):
                 broken.append((n, target))
     assert broken == []
 

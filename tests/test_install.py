@@ -12,6 +12,17 @@ ini = ConfigParser(delimiters=['='])
 ini.read(root/'settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+    "The wheel of this checkout, as an open zip file"
+    folder = tmp_path_factory.mktemp('wheel')
+    cmd = [sys.executable, '-m', 'pip', 'wheel', '-v', '--no-deps', '--no-build-isolation', '-w', folder, root]
+    done = subprocess.run(cmd, capture_output=True, text=True)
+    if done.returncode and 'setuptools' in done.stderr: pytest.skip('setuptools and wheel are not installed')
+    assert not done.returncode, done.stderr
+    assert 'is absent from the `packages`' not in done.stdout + done.stderr
+    with zipfile.ZipFile(next(folder.glob('*.whl'))) as z: yield z
+
 def test_metadata_comes_from_settings():
     m = metadata('hierproto')
     assert (m['Version'], m['Summary']) == (cfg['version'], cfg['description'])
@@ -29,6 +40,16 @@ def test_every_dependency_has_its_reason():
     wanted = {re.split(r'[<>=\[]', o)[0] for o in wanted}
     assert named == wanted, (named - wanted, wanted - named)
 
+def test_pythons_are_those_of_settings(wheel):
+    "From the oldest to the newest, in the metadata and on the front page; CI runs both ends"
+    oldest, newest = (cfg[k] for k in ('min_python', 'newest_python'))
+    text = next(wheel.read(o) for o in wheel.namelist() if o.endswith('.dist-info/METADATA')).decode()
+    listed = re.findall('^Classifier: .* Python :: (3[.].*)$', text, re.M)
+    assert (listed[0], listed[-1]) == (oldest, newest)
+    assert f'Python {oldest} to {newest}' in (root/'README.md').read_text(encoding='utf-8')
+    ci = (root/'.github/workflows/test.yml').read_text(encoding='utf-8')
+    assert f"'{oldest}'" in ci and f"'{newest}'" in ci
+
 def test_version_in_package():
     import hierproto
     assert hierproto.__version__ == cfg['version']
@@ -38,14 +59,9 @@ def test_imports_from_another_folder(tmp_path):
     out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
     assert out.stdout.strip() == '1010', out.stderr
 
-def test_wheel_holds_trees_and_page(tmp_path):
-    cmd = [sys.executable, '-m', 'pip', 'wheel', '-v', '--no-deps', '--no-build-isolation', '-w', tmp_path, root]
-    done = subprocess.run(cmd, capture_output=True, text=True)
-    if done.returncode and 'setuptools' in done.stderr: pytest.skip('setuptools and wheel are not installed')
-    assert not done.returncode, done.stderr
-    with zipfile.ZipFile(next(tmp_path.glob('*.whl'))) as z: names = z.namelist()
-    assert 'is absent from the `packages`' not in done.stdout + done.stderr
-    assert {f'hierproto/{o}/{f.name}' for o in ('trees', 'page') for f in (root/'hierproto'/o).iterdir()} <= set(names)
+def test_wheel_holds_trees_and_page(wheel):
+    files = {f'hierproto/{o}/{f.name}' for o in ('trees', 'page') for f in (root/'hierproto'/o).iterdir()}
+    assert files <= set(wheel.namelist())
 
 SCRIPTS = dict(o.split('=') for o in cfg['console_scripts'].split())
 
