@@ -218,7 +218,8 @@ def polished():
     cells = [new_markdown_cell(text),
              new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': signature})]),
              new_markdown_cell('## Title\n\nThe *loss* falls to $0$. Then it stays.'),
-             new_code_cell('plot()', outputs=[png]), new_code_cell('#| fig-alt: "My words"\nplot()', outputs=[png])]
+             new_code_cell('plot()', outputs=[png]), new_code_cell('#| fig-alt: "My words"\nplot()', outputs=[png]),
+             new_code_cell('#| output: asis', outputs=[new_output('display_data', {'text/markdown': '### disto_loss'})])]
     nb = new_notebook(cells=cells)
     web.polish(nb, '101_distortion.ipynb')
     return nb
@@ -286,6 +287,21 @@ def test_figures_have_alternative_texts(polished):
     readme.tag_options(polished.cells[4])
     assert (polished.cells[4].metadata['mystnb'] == {'image': {'alt': 'My words'}}
             and polished.cells[4].source == 'plot()')
+
+def test_images_of_markdown_have_alternative_texts():
+    "Quarto shows the text of an image as its caption, and leaves the alternative text empty"
+    nb = new_notebook(cells=[new_markdown_cell('---\ntitle: T\noutput-file: t.html\n---'),
+                             new_markdown_cell('![A *tree*](images/a.png)')])
+    web.polish(nb, '101_distortion.ipynb')
+    assert nb.cells[1].source == '![A *tree*](images/a.png){fig-alt="A tree"}'
+    docs.adapt(nb)
+    assert nb.cells[1].source == '![A *tree*](images/a.png)'
+
+def test_names_without_a_heading_are_not_links():
+    text = f'[`_tensors`]({url}/paper.data.nyudv2.html#_tensors)'
+    nb = new_notebook(cells=[new_markdown_cell(text)])
+    web.polish(nb, '703_paper.data.nyudv2.ipynb')
+    assert nb.cells[0].source == '`_tensors`'
 
 def test_caption_is_the_alternative_text_of_sphinx():
     text = new_output('display_data', {'text/markdown': 'words'})

@@ -56,6 +56,8 @@ def add_captions(cell, caption):
     below = nbformat.v4.new_output('display_data', {'text/html': text})
     cell.outputs = [p for o in cell.outputs for p in ((o, below) if caption and has_image(dict(outputs=[o])) else (o,))]
 
+quarto_alt = re.compile(r'(!\[[^\]\n]+\]\([^)\s]+\))\{fig-alt="[^"]*"\}')
+
 def adapt(nb):
     "Change the processed notebook `nb` to what myst-nb reads; returns the name of its page"
     head, *cells = nb.cells
@@ -64,6 +66,7 @@ def adapt(nb):
     nb.cells = [nbformat.v4.new_markdown_cell(title)]
     nb.metadata['language_info'] = {'name': 'python'}
     for c in cells:
+        if c.cell_type == 'markdown': c.source = quarto_alt.sub(r'\1', c.source)
         if c.cell_type == 'code':
             asis = re.match(r'(#\|.*\n)*#\| *output: *asis', c.source)
             if asis and c.outputs: c = show_doc_cell(c)
