@@ -325,7 +325,9 @@ def embedder(
     project=True # end in a projection to `m`? False if the body already gives `m` numbers
 ):
     "Module from inputs to embeddings `(B, m)`, or `(B, m, H, W)` without `pool`"
-    if isinstance(pretrained, (str,Path,dict)): pretrained, weights = False, pretrained
+    if isinstance(pretrained, (str,Path,dict)):
+        weights = pretrained
+        pretrained = False
     pretrained = pretrained and weights is None
     arch = arch_func(arch)
     name = arch if isinstance(arch, str) else getattr(arch, '__name__', None)
@@ -343,7 +345,8 @@ def embedder(
     if weights is not None: load_weights(res, weights)
 
     res.trained = pretrained or weights is not None
-    knows = res.trained or is_module # do images have to look like those of some training?
-    res.preprocessing = preprocessing(res if isinstance(arch, str) else arch) if knows else None
+    # images have to look like those of the training, if there was one
+    source = res if isinstance(arch, str) else arch
+    res.preprocessing = preprocessing(source) if res.trained or is_module else None
     res.split = model_meta.get(arch, {}).get('split', default_split) # fastai's groups of layers
     return res

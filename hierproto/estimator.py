@@ -10,8 +10,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (_check_sample_weight, check_consistent_length, check_is_fitted, column_or_1d,
-                                      validate_data)
+from sklearn.utils.validation import (
+    _check_sample_weight, check_consistent_length, check_is_fitted, column_or_1d, validate_data)
 from fastai.basics import *
 from .hierarchy import *
 from .hierarchy import tidy_name
@@ -24,7 +24,8 @@ def _are_rows(y): return np.ndim(y)==2 and np.shape(y)[1] > 1
 
 def _rows(y):
     "The rows of paths `y` as tuples of names; empty cells are left out"
-    rows = [tuple(tidy_name(str(o)) for o in r if not pd.isna(o) and o!='') for r in np.asarray(y, dtype=object)]
+    def names(row): return tuple(tidy_name(str(o)) for o in row if not pd.isna(o) and o!='')
+    rows = [names(row) for row in np.asarray(y, dtype=object)]
     empty = [i for i,r in enumerate(rows) if not r]
     if empty: raise ValueError(f'row {empty[0]} of y has no class: give at least one name per row')
     return rows
@@ -35,36 +36,39 @@ def _from_rows(y):
     rows = _rows(y)
     continued = {r[:k] for r in {*rows} for k in range(1, len(r))}
     h = Hierarchy.from_paths(sorted({*rows} - continued))
-    names = dict(zip(h.nodes, h.node_names())) # the last name of a row, or all of it where others have the same
+    names = dict(zip(h.nodes, h.node_names())) # the last name of a row, if no other has the same
     return np.array([names[r] for r in rows]), h
 
 # %% ../nbs/509_estimator.ipynb #238ac087
 class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
     "A network for arrays that is trained by any of `METHODS` and knows what mistakes cost"
     def __init__(self,
-        hierarchy=None,   # `Hierarchy`, .csv or .json file, or costs, in the order of `classes_` unless named
-        method='gp_disto',# name in `METHODS`
-        rule=None,        # how `predict` decides: 'argmax', 'crm' (lowest expected cost), 'back_off' (a group if unsure)
-        m=64,             # dimension of the embedding
-        hidden=128,       # width of a hidden layer; 0 for none
-        epochs=40,        # of training
-        lr=5e-3,          # learning rate
-        bs=64,            # batch size
-        wd=.01,           # weight decay
-        params=None,      # further arguments of the method, such as dict(lam=2.)
+        hierarchy=None, # `Hierarchy`, file, or costs, in the order of `classes_` unless named
+        method='gp_disto', # name in `METHODS`
+        rule=None, # of `predict`: 'argmax', 'crm' (least expected cost), 'back_off' (groups too)
+        m=64, # dimension of the embedding
+        hidden=128, # width of a hidden layer; 0 for none
+        epochs=40, # of training
+        lr=5e-3, # learning rate
+        bs=64, # batch size
+        wd=.01, # weight decay
+        params=None, # further arguments of the method, such as dict(lam=2.)
         random_state=None, # seed of weights and order
-        labels=None,      # names that numbers 0, 1, ... in `y` stand for, if a meta-estimator encodes labels
-        threshold=.5      # probability that an answer of the rule 'back_off' must have
+        labels=None, # names that numbers in `y` stand for, if a meta-estimator encodes labels
+        threshold=.5 # probability that an answer of the rule 'back_off' must have
     ): store_attr()
 
 # %% ../nbs/509_estimator.ipynb #0ba47252
 @patch
 def _train(self:HierarchicalClassifier, X, y, seed, weights=None):
-    "The network, trained on the standardised rows `X`, drawn by `weights`, and the numbers of nodes `y`"
+    "The network, trained on standardised rows `X`, drawn by `weights`, and numbers of nodes `y`"
+    h = self.hierarchy_
     X = X.float()[:,None]
-    h, params = self.hierarchy_, dict(wd=self.wd, **(self.params or {}))
-    learn = train_head((X,y), (X[:2],y[:2]), h.leaves, h, self.method, seed, self.lr, self.m, self.epochs, self.hidden,
-                       min(self.bs, len(X)), 'cpu', weights=weights, **params)
+    params = dict(wd=self.wd, **(self.params or {}))
+    learn = train_head(
+        (X,y), (X[:2],y[:2]), h.leaves, h, self.method, seed, lr=self.lr, m=self.m,
+        epochs=self.epochs, hidden=self.hidden, bs=min(self.bs, len(X)), device='cpu',
+        weights=weights, **params)
     return learn.model.eval().double() # so that the order of rows does not change the last digits
 
 # %% ../nbs/509_estimator.ipynb #f7951068
@@ -74,7 +78,7 @@ def _labels(self:HierarchicalClassifier, y, hierarchy):
     y, found = _from_rows(y) if _are_rows(y) else (y,None)
     check_classification_targets(y)
     labels, codes = np.unique(y, return_inverse=True)
-    if len(labels) < 2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
+    _check_two(self, labels)
     names = _class_names(labels, self.labels)
     flat = Hierarchy.from_paths([(o,) for o in names])
     given = first(o for o in (hierarchy, self.hierarchy, found, flat) if o is not None)
@@ -83,19 +87,25 @@ def _labels(self:HierarchicalClassifier, y, hierarchy):
     _check_known(names, h)
     groups = _groups(names, h)
     self.classes_ = labels[[o not in groups for o in names]]
-    if len(self.classes_) < 2: raise ValueError(f'{type(self).__name__} needs at least two classes, got one class')
+    _check_two(self, self.classes_)
     self.hierarchy_ = align_costs(h, [o for o in names if o not in groups], subset=True)
     return torch.as_tensor(_node_numbers(names, groups, self.hierarchy_))[codes]
 
 # %% ../nbs/509_estimator.ipynb #ad624bbe
+def _check_two(model, classes):
+    if len(classes) > 1: return
+    raise ValueError(f'{type(model).__name__} needs at least two classes, got one class')
+
 def _groups(names, h):
     "Path of each of the `names` that is a group of the tree `h` and not a class, as a dict"
     if not isinstance(h, Hierarchy): return {}
-    classes, nodes, paths = h.class_index(), h.node_index(), h.node_names()
+    classes = h.class_index()
+    nodes = h.node_index()
+    paths = h.node_names()
     return {o: paths[nodes[o]] for o in names if o in nodes and o not in classes}
 
 def _check_known(names, h):
-    "Refuse `names` that no class and no group of the tree `h` has; the error lists the nearest names"
+    "Refuse `names` that no node of the tree `h` has; the error lists the nearest names"
     if not isinstance(h, Hierarchy): return
     known = {*h.class_index(), *h.node_index()}
     for o in names:
@@ -103,8 +113,9 @@ def _check_known(names, h):
         if o not in known and not is_number: h.find_node(o)
 
 def _node_numbers(names, groups, h):
-    "Numbers of the nodes `names` of `h`, whose classes have the order of those names that are no `groups`"
-    index, classes = h.node_index(), iter(range(len(h)))
+    "Numbers of the nodes `names` of `h`: its classes are the names that are not `groups`, in order"
+    index = h.node_index()
+    classes = iter(range(len(h)))
     lost = [o for o in groups if groups[o] not in index]
     if lost: raise ValueError(f'no class of the group {lost[0]!r} is among the labels')
     return [index[groups[o]] if o in groups else next(classes) for o in names]
@@ -119,7 +130,8 @@ def _class_names(classes, labels=None):
     "Names of `classes`; numbers stand for `labels`, if these are given"
     whole = np.issubdtype(np.asarray(classes).dtype, np.integer)
     if labels is not None and whole: return [str(labels[int(o)]) for o in classes]
-    return [str(int(o)) if isinstance(o, (float,np.floating)) and o.is_integer() else str(o) for o in classes]
+    def is_whole(o): return isinstance(o, (float,np.floating)) and o.is_integer()
+    return [str(int(o)) if is_whole(o) else str(o) for o in classes]
 
 def _check_encoded(classes, h):
     "Refuse whole numbers that may be names of classes of `h`, or places in a sorted list of names"
@@ -130,22 +142,26 @@ def _check_encoded(classes, h):
     if names == numbers: return
     if {*numbers} <= {*names}:
         top = max(int(o) for o in names if o.isdigit())
-        raise ValueError('the labels are numbers, and the classes are called by numbers too: pass '
-                         f'`labels=range({top+1})` if the numbers are the names, or `labels=np.unique(y)` of the names '
-                         'if a meta-estimator numbers the classes')
-    raise ValueError(f'the labels are numbers, but the classes have names, such as {names[0]!r}: if a meta-estimator '
-                     'numbers the classes, pass `labels=np.unique(y)` of the names')
+        raise ValueError('the labels are numbers, and the classes are called by numbers too: '
+                         f'pass `labels=range({top+1})` if the numbers are the names, '
+                         'or `labels=np.unique(y)` of the names if a meta-estimator '
+                         'numbers the classes')
+    raise ValueError('the labels are numbers, but the classes have names, '
+                     f'such as {names[0]!r}: if a meta-estimator numbers the classes, '
+                     'pass `labels=np.unique(y)` of the names')
 
 # %% ../nbs/509_estimator.ipynb #61c1c6af
 def _validated(self, X, y):
     "`X` as numbers and `y` as an array, of the same length"
-    if y is None: raise ValueError(f'{type(self).__name__} requires y to be passed, but the target y is None')
+    if y is None:
+        name = type(self).__name__
+        raise ValueError(f'{name} requires y to be passed, but the target y is None')
     X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-    given,y = y,np.asarray(y)
-    if _are_rows(y): y = np.asarray(given, dtype=object) # an empty cell must not become the text 'nan'
+    # in rows of paths, an empty cell must not become the text 'nan'
+    y = np.asarray(y, dtype=object) if _are_rows(np.asarray(y)) else np.asarray(y)
     if y.ndim==2 and y.shape[1]==1: y = column_or_1d(y, warn=True)
     check_consistent_length(X, y)
-    return X,y
+    return X, y
 
 # %% ../nbs/509_estimator.ipynb #5ede8644
 @patch
@@ -157,11 +173,12 @@ def fit(self:HierarchicalClassifier,
 ):
     "Train on the rows of `X`"
     rules = 'argmax','crm','back_off'
-    if self.rule not in (None, *rules): raise ValueError(f"unknown rule {self.rule!r}; choose from {', '.join(rules)}")
+    if self.rule not in (None, *rules):
+        raise ValueError(f"unknown rule {self.rule!r}; choose from {', '.join(rules)}")
     X, y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)
     weights = _weights(X, sample_weight)
-    X, numbers, weights = X[weights > 0], numbers[weights > 0], weights[weights > 0]
+    X, numbers, weights = [o[weights > 0] for o in (X, numbers, weights)]
     self._scaler = StandardScaler().fit(X, sample_weight=weights)
     seed = check_random_state(self.random_state).randint(2**31-1)
     uneven = torch.as_tensor(weights) if np.ptp(weights) > 0 else None
@@ -172,7 +189,8 @@ def fit(self:HierarchicalClassifier,
 def _weights(X, sample_weight):
     "Weights of the rows of `X`, checked"
     weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
-    if (weights < 0).any() or not weights.any(): raise ValueError('sample_weight must not be negative, nor all zero')
+    if (weights < 0).any() or not weights.any():
+        raise ValueError('sample_weight must not be negative, nor all zero')
     return weights
 
 # %% ../nbs/509_estimator.ipynb #de869372
@@ -180,7 +198,8 @@ def _weights(X, sample_weight):
 def _class_scores(self:HierarchicalClassifier, X):
     check_is_fitted(self)
     X = self._scaler.transform(validate_data(self, X, dtype=np.float64, reset=False))
-    with torch.no_grad(): return torch.cat([self.model_(o) for o in torch.as_tensor(X).split(4096)])
+    parts = torch.as_tensor(X).split(4096)
+    with torch.no_grad(): return torch.cat([self.model_(o) for o in parts])
 
 # %% ../nbs/509_estimator.ipynb #9a504bfe
 @patch
@@ -209,7 +228,7 @@ def predict_path(self:HierarchicalClassifier,
     X, # numbers (N, columns)
     rule=None # 'argmax', 'crm' or 'back_off'; that of `predict` by default
 ):
-    "The answer for each row with all groups that contain it, and their probabilities, see `class_path`"
+    "The answer for each row and the groups above it, with probabilities, see `class_path`"
     return class_path(self._class_scores(X), self.hierarchy_, rule or self._decide, probs=False)
 
 # %% ../nbs/509_estimator.ipynb #20c7368f
@@ -221,7 +240,8 @@ def score(self:HierarchicalClassifier,
 ):
     "Accuracy on the rows of `X`; an answer that is a group counts as a mistake"
     if _are_rows(y):
-        index, paths = self.hierarchy_.class_index(), ['/'.join(r) for r in _rows(y)]
+        index = self.hierarchy_.class_index()
+        paths = ['/'.join(r) for r in _rows(y)]
         new = [o for o in paths if o not in index]
         if new: raise ValueError(f'{new[0]!r} in y is not a class of the training set')
         y = self.classes_[[index[o] for o in paths]]

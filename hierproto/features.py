@@ -43,7 +43,9 @@ def _folder_splits(path, valid_pct, seed, h=None, subset=False):
         h = check_classes(t, h, True, 1)
         t = keep_classes(t, h)
     t['y'], vocab = _numbers(t, h)
-    if t.split.isna().all(): t['split'] = np.where(hold_back(t.label, valid_pct, seed), 'valid', 'train')
+    if t.split.isna().all():
+        held = hold_back(t.label, valid_pct, seed)
+        t['split'] = np.where(held, 'valid', 'train')
     parts = [s for s in ('train','valid','test') if s in {*t.split}]
     return {s: _file_split(path, t[t.split == s]) for s in parts}, vocab
 
@@ -78,7 +80,8 @@ def _first_look(tl):
 def _tensor_split(ds):
     "The split that a `TensorDS` contains"
     if ds.x.is_floating_point() and not (-.01 <= ds.x.min() and ds.x.max() <= 1.01):
-        raise ValueError(f'images must be bytes or numbers between 0 and 1, got {ds.x.min():g} to {ds.x.max():g}')
+        raise ValueError('images must be bytes or numbers between 0 and 1, '
+                         f'got {ds.x.min():g} to {ds.x.max():g}')
     names = [*map(str, range(len(ds)))]
     return _Split(partial(_from_tensor, ds.x), ds.y, names, digest(ds.x, ds.y))
 
@@ -86,8 +89,10 @@ def _ds_split(ds):
     "The split that a data set of fastai or a `TensorDS` contains"
     if isinstance(ds, TensorDS): return _tensor_split(ds)
     if not hasattr(ds, 'tls'):
-        raise TypeError(f"cannot read images from a {type(ds).__name__}: pass fastai's DataLoaders or a folder")
-    tl, y = ds.tls[0], tensor([int(o) for o in ds.tls[-1]])
+        raise TypeError(f'cannot read images from a {type(ds).__name__}: '
+                        "pass fastai's DataLoaders or a folder")
+    tl = ds.tls[0]
+    y = tensor([int(o) for o in ds.tls[-1]])
     items = [o for _,o in ds.items.iterrows()] if hasattr(ds.items, 'iterrows') else ds.items
     files = [_file_of(o, tl.tfms.fs) for o in items]
     others = [digest(np.ascontiguousarray(tl[i])) for i,f in enumerate(files) if f is None]
@@ -108,7 +113,8 @@ def _prepare(image, prep):
 
 def _read_job(splits, prep, job):
     "The `job`, its images as bytes, and which of them were readable"
-    (split, idx, _), size = job, prep['size']
+    split, idx, _ = job
+    size = prep['size']
     x = torch.zeros(len(idx), 3, size, size, dtype=torch.uint8)
     ok = torch.zeros(len(idx), dtype=torch.bool)
     for k,i in enumerate(idx):
@@ -123,7 +129,8 @@ def _forward(body, x, prep, flip, device):
     "Features (B, views, F) of byte images `x`, half precision"
     x = x.to(device).to(memory_format=torch.channels_last).float().div_(255)
     x = TF.normalize(x, prep['mean'], prep['std'])
-    return torch.stack([body(o) for o in ([x, x.flip(-1)] if flip else [x])], 1).half().cpu()
+    views = [x, x.flip(-1)] if flip else [x]
+    return torch.stack([body(o) for o in views], 1).half().cpu()
 
 # %% ../nbs/503_features.ipynb #388524ea
 def _jobs(splits, folder, n=64, ending='safetensors'):
@@ -132,7 +139,9 @@ def _jobs(splits, folder, n=64, ending='safetensors'):
             for s,o in splits.items() for i in range(0, len(o.y), n)]
 
 # %% ../nbs/503_features.ipynb #61ac6b70
-def _digest_of(text, tensors): return digest(text, *(o for pair in sorted(tensors.items()) for o in pair))
+def _digest_of(text, tensors):
+    "Hash of the `text` and the `tensors` by name"
+    return digest(text, *(o for pair in sorted(tensors.items()) for o in pair))
 
 def _write(file, tensors, meta=None):
     "Write `tensors` and `meta`, a dict, to `file`, with a digest of both"
@@ -143,7 +152,8 @@ def _write(file, tensors, meta=None):
 def _header(file):
     "`meta` in the header of `file`; empty if it is not one of ours"
     try:
-        with safe_open(file, 'pt') as f: return json.loads((f.metadata() or {}).get('hierproto', '{}'))
+        with safe_open(file, 'pt') as f: head = f.metadata() or {}
+        return json.loads(head.get('hierproto', '{}'))
     except Exception: return {} # `SafetensorError` is not a `ValueError`
 
 def _read(file):
@@ -155,18 +165,24 @@ def _read(file):
     except Exception: return None
     text = head.get('hierproto', '{}')
     old = [*head] == ['hierproto'] # before version 0.3
-    return (tensors, json.loads(text)) if old or head.get('digest') == _digest_of(text, tensors) else None
+    whole = old or head.get('digest') == _digest_of(text, tensors)
+    return (tensors, json.loads(text)) if whole else None
 
 # %% ../nbs/503_features.ipynb #8d9f6fc8
 def _extract(body, splits, jobs, meta, progress):
-    "Write the features of the `jobs` whose file does not exist; on a GPU, other processes read the images"
+    "Write the features of the `jobs` whose file does not exist yet"
     todo = [o for o in jobs if not _read(o[2])]
-    prep, device = meta['prep'], default_device()
+    prep = meta['prep']
+    device = default_device()
     body = body.to(device)
-    workers = 0 if device.type == 'cpu' else defaults.cpus
-    batches = torch.utils.data.DataLoader(todo, None, collate_fn=partial(_read_job, splits, prep), num_workers=workers)
-    for (s,_,file),x,ok in progress_bar(batches) if progress and todo else batches:
-        _write(file, dict(x=_forward(body, x, prep, meta['flip'] and s == 'train', device)[ok], ok=ok))
+    read = partial(_read_job, splits, prep)
+    workers = 0 if device.type == 'cpu' else defaults.cpus # next to a GPU, they read the images
+    batches = torch.utils.data.DataLoader(todo, None, collate_fn=read, num_workers=workers)
+    if progress and todo: batches = progress_bar(batches)
+    for (split,_,file), x, ok in batches:
+        flip = meta['flip'] and split == 'train'
+        x = _forward(body, x, prep, flip, device)
+        _write(file, dict(x=x[ok], ok=ok))
 
 # %% ../nbs/503_features.ipynb #6819d9c5
 class _Extractor:
@@ -209,13 +225,16 @@ def _part(file):
 # %% ../nbs/503_features.ipynb #208e6a93
 def _join(jobs, splits, meta):
     "Tensors and `meta` from the files of the `jobs`; unreadable images are left out"
-    tensors, meta = {}, {**meta, 'names':{}, 'unreadable':[]}
+    tensors = {}
+    meta = dict(meta, names={}, unreadable=[])
     for s,split in splits.items():
         parts = [_part(f) for t,_,f in jobs if t == s]
         names = np.array(split.names, dtype=object)
         x, ok = map(torch.cat, zip(*parts))
-        if not ok.any(): raise FileNotFoundError(f'none of the {len(ok)} images can be read, such as {names[0]}')
-        tensors[f'{s}.x'], tensors[f'{s}.y'] = x, split.y[ok]
+        if not ok.any():
+            raise FileNotFoundError(f'none of the {len(ok)} images can be read, such as {names[0]}')
+        tensors[f'{s}.x'] = x
+        tensors[f'{s}.y'] = split.y[ok]
         meta['names'][s] = names[ok.numpy()].tolist()
         meta['unreadable'] += names[~ok.numpy()].tolist()
     return tensors, meta
@@ -245,7 +264,9 @@ def _feature_dls(tensors, meta, **kwargs):
     for dl,names in zip(dls.loaders, meta['names'].values()): dl.dataset.items = names
     dls.features = {k: v for k,v in meta.items() if k not in ('names','vocab')}
     bad = meta['unreadable']
-    if bad: warnings.warn(f"{counted(len(bad), 'image')} could not be read and are left out: {quoted(bad, 5)}")
+    if bad:
+        how_many = counted(len(bad), 'image')
+        warnings.warn(f'{how_many} could not be read and are left out: {quoted(bad, 5)}')
     return dls
 
 @delegates(tensor_dls, but='train,valid,vocab,test,ds_cls,batch_tfms')
@@ -256,7 +277,8 @@ def read_features(
     "`DataLoaders` of the features in `file`"
     if 'key' not in _header(file): raise ValueError(f"{file} was not made by `features`")
     found = _read(file)
-    if not found: raise ValueError(f'{file} is damaged: remove it, and `features` computes it again')
+    if not found:
+        raise ValueError(f'{file} is damaged: remove it, and `features` computes it again')
     return _feature_dls(*found, **kwargs)
 
 # %% ../nbs/503_features.ipynb #45bfa82b
@@ -274,7 +296,8 @@ def _record(body, splits, vocab, size, flip):
     if size: prep['size'] = size
     weights = digest(repr(body), *body.state_dict().values())
     meta = dict(arch=body.arch, weights=weights, prep=prep, flip=flip, vocab=[*map(str, vocab)])
-    meta['key'] = digest(meta, *(part for s,o in splits.items() for part in (s, o.y, o.names, o.stamp)))
+    parts = [part for s,o in splits.items() for part in (s, o.y, o.names, o.stamp)]
+    meta['key'] = digest(meta, *parts)
     return meta
 
 # %% ../nbs/503_features.ipynb #c34e4fde
@@ -295,12 +318,12 @@ def _extracted(folder, body, splits, meta, progress, engine=None, workers=0):
     return jobs
 
 def _compute(file, body, splits, meta, *args):
-    "Tensors and `meta` of the features of `splits`, which are also written to `file`, batch by batch"
+    "Tensors and `meta` of the features of `splits`, which are written to `file`, batch by batch"
     folder = file.absolute().with_name(f"{file.name}.{meta['key']}.batches")
     try:
         jobs = _extracted(folder, body, splits, meta, *args)
         found = _join(jobs, splits, meta)
-    except FileNotFoundError: # another process may have finished the same file and removed the folder
+    except FileNotFoundError: # another process may have made the file and removed the folder
         found = _stored(file, meta['key'])
         if not found: raise
     else: _write(file, *found)
@@ -331,7 +354,8 @@ def features(
     body = _body(arch, pretrained, weights)
     splits, vocab = _splits(source, valid_pct, seed, h, subset)
     meta = _record(body, splits, vocab, size, flip)
-    meta['made_by'] = dict(pretrained=pretrained, weights=str(weights) if isinstance(weights, (str,Path)) else None)
+    weights_file = str(weights) if isinstance(weights, (str,Path)) else None
+    meta['made_by'] = dict(pretrained=pretrained, weights=weights_file)
     file = Path(file) if file else cache_path('features', meta['key']).with_suffix('.safetensors')
     found = _stored(file, meta['key'])
     if not found: found = _compute(file, body, splits, meta, progress, engine, workers)
@@ -344,22 +368,39 @@ class NoValidation(Callback):
 
 @contextmanager
 def one_thread():
-    "Within this context, torch uses one thread: several make small trainings slower, far slower on a busy machine"
+    "Within this context torch uses one thread, which suits small trainings, and a busy machine"
     n = torch.get_num_threads()
     torch.set_num_threads(1)
     try: yield
     finally: torch.set_num_threads(n)
 
-def train_head(train, valid, vocab, h, method, seed=0, lr=3e-3, m=64, epochs=10, hidden=0, bs=None, device=None,
-               weights=None, **params):
-    "A `Learner` of `method` for the classes `vocab` of `h`, trained by `seed` on the features and labels `train`, drawn by `weights`, validated on `valid`; others are `lr`, `m`, `epochs`, `hidden` units, batches of `bs`, `device`"
-    (x,_),slow = train,(Recorder,ProgressCallback,ProtoWatch)
+def train_head(
+    train, # features and labels to train on
+    valid, # features and labels to validate on
+    vocab, # names of the classes
+    h, # `Hierarchy` or costs
+    method, # name in `METHODS`
+    seed=0, # of everything random
+    lr=3e-3, # highest learning rate
+    m=64, # dimension of the embedding
+    epochs=10, # of one cycle
+    hidden=0, # width of a hidden layer; 0 for none
+    bs=None, # batch size; by default at least 16 batches per epoch, of at most 256
+    device=None, # fastai's by default
+    weights=None, # how often each training item is drawn, relative to the others
+    **params # of the method
+):
+    "A `Learner` of `method`, trained on features"
+    x, y = train
+    slow = Recorder, ProgressCallback, ProtoWatch
     with no_random(seed), one_thread():
         bs = bs or min(256, max(16, len(x)//16))
-        dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS, device=device, weights=weights)
-        body = nn.Sequential(nn.Linear(x.shape[-1], hidden), nn.ReLU()) if hidden else nn.Identity()
+        dls = tensor_dls(train, valid, vocab, bs=bs, val_bs=2048, ds_cls=FeatureDS,
+                         device=device, weights=weights)
+        body = nn.Identity()
+        if hidden: body = nn.Sequential(nn.Linear(x.shape[-1], hidden), nn.ReLU())
         learn = hier_learner(dls, body, h, method, m=m, pretrained=False, metrics=[], **params)
-        if train[1].max() >= len(vocab): learn.loss_func.allow_groups(learn.hierarchy)
+        if y.max() >= len(vocab): learn.loss_func.allow_groups(learn.hierarchy)
         with learn.removed_cbs(learn.cbs.filter(risinstance(slow))):
             learn.fit_one_cycle(epochs, lr, cbs=NoValidation())
     return learn
@@ -382,13 +423,20 @@ def put_back(
 ):
     "The model of `learn` with the network that computed its features in front, for images"
     f = getattr(learn.dls, 'features', None) or dict(arch=None, made_by={})
-    if body is None and f['arch'] is None: raise ValueError("a custom module made these features: pass it as `body`")
+    if body is None and f['arch'] is None:
+        raise ValueError('a custom module made these features: pass it as `body`')
     body = _body(ifnone(body, f['arch']), **f['made_by'])
     weights = digest(repr(body), *body.state_dict().values())
     if weights!=f.get('weights', weights):
-        raise ValueError('`body` has other weights or layers than the network that made the features')
+        raise ValueError('`body` has other weights or layers '
+                         'than the network that made the features')
     model = deepcopy(learn.model).cpu()
     if not isinstance(model[0], nn.Sequential): return nn.Sequential(body, model)
-    whole = isinstance(model[0][0], nn.Identity)
-    model[0][0],model[0].arch = (body[0],f['arch']) if whole else (nn.Sequential(body, model[0][0]),None)
+    embed = model[0]
+    if isinstance(embed[0], nn.Identity):
+        embed[0] = body[0]
+        embed.arch = f['arch']
+    else:
+        embed[0] = nn.Sequential(body, embed[0])
+        embed.arch = None
     return model

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['ImageError', 'read_image', 'image_size', 'image_tensor', 'counted', 'image_files', 'image_table', 'label_counts',
-           'check_classes', 'keep_classes', 'hold_back', 'digest', 'file_digest', 'file_digests', 'TensorDS',
-           'read_classes', 'draw', 'TensorDL', 'tensor_dls', 'RotateZoom', 'cached', 'data_roots', 'find_data', 'extra',
-           'file_stamp', 'cache_path', 'take_fraction', 'hold_out', 'random_parts']
+           'check_classes', 'keep_classes', 'hold_back', 'digest', 'file_digest', 'file_digests', 'TensorDS', 'draw',
+           'TensorDL', 'tensor_dls', 'RotateZoom', 'cache_path']
 
 # %% ../nbs/501_images.ipynb #9046bf71
-import hashlib, importlib, io, math, os, pickle, sqlite3, time, warnings
+import hashlib, io, math, os, sqlite3, time, warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -31,7 +30,8 @@ def _naming(image):
     name = f'{image}: ' if isinstance(image, (str,Path)) else ''
     try: yield
     except ImageError as e: raise ImageError(f'{name}{e}') from None
-    except UnidentifiedImageError: raise ImageError(f'{name}not an image of a known format') from None
+    except UnidentifiedImageError:
+        raise ImageError(f'{name}not an image of a known format') from None
     except Exception as e: raise ImageError(f'{name}not an image that can be read ({e})') from None
 
 # %% ../nbs/501_images.ipynb #a4d8ffc0
@@ -41,11 +41,13 @@ def _opened(image):
     "`image` as a PIL image whose pixels have not been decoded yet"
     if isinstance(image, Image.Image): return image
     if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8: raise ImageError(f'an array must contain bytes (uint8), not {image.dtype}')
+        if image.dtype != np.uint8:
+            raise ImageError(f'an array must contain bytes (uint8), not {image.dtype}')
         return Image.fromarray(image)
     if isinstance(image, bytes): return Image.open(io.BytesIO(image), formats=_FORMATS)
     if os.path.isfile(image): return Image.open(image, formats=_FORMATS)
-    raise ImageError('this is not a regular file' if os.path.exists(image) else 'there is no such file')
+    there = os.path.exists(image)
+    raise ImageError('this is not a regular file' if there else 'there is no such file')
 
 # %% ../nbs/501_images.ipynb #354cca19
 def read_image(
@@ -79,7 +81,8 @@ def image_tensor(
 
 # %% ../nbs/501_images.ipynb #baa14b06
 _ENDINGS = set('.jpg .jpeg .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm'.split())
-_OTHER = set('.txt .csv .tsv .json .jsonl .xml .yaml .yml .md .html .pdf .xlsx .log .ini .db .py .ipynb'.split())
+_OTHER = set('''.txt .csv .tsv .json .jsonl .xml .yaml .yml .md .html .pdf .xlsx
+    .log .ini .db .py .ipynb'''.split())
 
 def counted(
     n, # a number
@@ -89,7 +92,7 @@ def counted(
     return f"{n:,} {what}{'s'*(n != 1)}"
 
 def _files_below(folder, above=()):
-    "All regular files and broken links below `folder` that are not hidden, in order; `above` are the folders around it"
+    "Files and broken links below `folder` that are not hidden; `above` are the folders around it"
     real = os.path.realpath(folder)
     if real in above: return
     for f in sorted(Path(folder).iterdir()):
@@ -101,49 +104,56 @@ def _files_below(folder, above=()):
 def image_files(
     folder # where to look
 ):
-    "All images below `folder`, by their names, in order; warns of files that may be images of other formats"
+    "All images below `folder`, in order; warns of files that may be images of other formats"
     if not os.path.isdir(folder): raise FileNotFoundError(f'{folder}: there is no such folder')
     broken, there = partition(_files_below(folder), lambda f: not f.exists())
-    if broken: warnings.warn(f"{folder}: not used: {counted(len(broken), 'broken link')}, such as {broken[0].name}")
+    if broken:
+        links = counted(len(broken), 'broken link')
+        warnings.warn(f'{folder}: not used: {links}, such as {broken[0].name}')
 
     files = [f for f in there if f.suffix.lower() in _ENDINGS]
-    others = Counter(f.suffix.lower() for f in there if f.suffix.lower() not in _ENDINGS|_OTHER).most_common(5)
-    unknown = [f"{counted(n, 'file')} {end or 'without an ending'}" for end,n in others]
+    endings = Counter(f.suffix.lower() for f in there)
+    others = Counter({o: n for o,n in endings.items() if o not in _ENDINGS|_OTHER})
+    shown = others.most_common(5)
+    unknown = [f"{counted(n, 'file')} {end or 'without an ending'}" for end,n in shown]
     note = f"not used: {', '.join(unknown)}: convert to .jpg or .png" if unknown else ''
     if not files:
-        raise FileNotFoundError(f"{folder}: no images in this folder ({', '.join(sorted(_ENDINGS))}); {note}")
+        known = ', '.join(sorted(_ENDINGS))
+        raise FileNotFoundError(f'{folder}: no images in this folder ({known}); {note}')
     if note: warnings.warn(f'{folder}: {note}')
     return files
 
 # %% ../nbs/501_images.ipynb #cc4b8bf2
 def _find_label(folders, h):
-    "Name of the class, or else of the group, of `h` that the names `folders` stand for; None if there is none"
+    "Name of the class, or else the group, of `h` that the names `folders` stand for, or None"
     if h is None: return find_class(folders)
-    names, known, classes = h.node_names(), h.node_index(), h.class_index()
-    tidy = [tidy_name(o) for o in folders]
-    ends = ('/'.join(tidy[a:]) for a in range(len(tidy)))
-    node = find_class(folders, classes)
-    if node is None: node = first(known[o] for o in ends if o in known)
-    return None if node is None else names[node]
+    node = find_class(folders, h.class_index())
+    if node is None:
+        tidy = [tidy_name(o) for o in folders]
+        ends = ('/'.join(tidy[a:]) for a in range(len(tidy)))
+        known = h.node_index()
+        node = first(known[o] for o in ends if o in known)
+    return None if node is None else h.node_names()[node]
 
 # %% ../nbs/501_images.ipynb #a14cd6bc
 _SPLITS = dict(train='train', training='train', test='test', testing='test',
                **dict.fromkeys(['valid','val','validation','dev','eval'], 'valid'))
 
 def _divided(tops):
-    "Dict from folder to split for those of `tops` that name one, if there are train and test folders"
+    "The split named by each of the folders `tops`, {} unless train and test folders both exist"
     found = {o: _SPLITS[o.casefold()] for o in tops if o.casefold() in _SPLITS}
     return found if {'train'} < {*found.values()} else {}
 
 # %% ../nbs/501_images.ipynb #3e055ed6
 def _unknown_folders(lost, h=None):
-    "Raise an error about the folders `lost`, a dict to numbers of images, that are not classes of `h`"
+    "Raise an error about folders that are not classes of `h`; `lost` has their numbers of images"
     n = counted(sum(lost.values()), 'image')
     if '.' in lost or h is None:
         fail(f'{n} directly in the folder: put each into a folder with the name of its class')
     named = [f"{f!r} ({counted(k, 'image')})" for f,k in lost.items()]
     hints = [h.suggest(f.split('/')[-1]) for f in lost]
-    how = 'rename folders, or add classes to the table, whose first line is a header and whose last column is the class'
+    how = ('rename folders, or add classes to the table, '
+           'whose first line is a header and whose last column is the class')
     what = f"no class has the name of the folder {', '.join(named[:8])}: {how}"
     fail('; '.join([what, *filter(None, hints)][:9]))
 
@@ -152,13 +162,14 @@ def image_table(
     folder, # with a folder of images per class, perhaps inside train/ and valid/ or test/
     h=None # `Hierarchy` of the classes; by default, the innermost folder of an image is its class
 ):
-    "Table of the images below `folder`: `file`, `label`, and `split`, which is None if they are not divided"
+    "Table of the images below `folder`: `file`, `label`, and `split`, None if they are not divided"
     folder = Path(folder).expanduser()
     places = {f: f.relative_to(folder).parts[:-1] for f in image_files(folder)}
     splits = _divided({o[0] for o in places.values() if o})
     labels = {o: _find_label(o[bool(splits):], h) for o in {*places.values()}}
 
-    rows, unknown, unused = [], Counter(), Counter()
+    rows = []
+    unknown, unused = Counter(), Counter() # images by folder
     for f,parts in places.items():
         if splits and parts and parts[0] not in splits: unused[parts[0]] += 1
         elif labels[parts] is None: unknown['/'.join(parts) or '.'] += 1
@@ -172,9 +183,11 @@ def image_table(
 def _warn_of_splits(folder, places, h):
     "Warn of folders such as train/ that do not divide the images, because they are not at the top"
     classes = h.class_index() if h else ()
-    inner = {o for parts in places for o in parts if o.casefold() in _SPLITS and o not in classes}
-    if inner: warnings.warn(f'{folder}: not divided by {quoted(sorted(inner))}: '
-                            'that takes train/ and valid/ or test/ directly in the folder')
+    names = {o for parts in places for o in parts}
+    inner = {o for o in names if o.casefold() in _SPLITS and o not in classes}
+    if inner:
+        warnings.warn(f'{folder}: not divided by {quoted(sorted(inner))}: '
+                      'that takes train/ and valid/ or test/ directly in the folder')
 
 # %% ../nbs/501_images.ipynb #67baddc8
 def label_counts(
@@ -182,9 +195,9 @@ def label_counts(
     h # their `Hierarchy`
 ):
     "A line that counts the labels at each level; '' if all are classes"
-    index, K = h.node_index(), len(h)
+    index = h.node_index()
     nodes = [index[o] for o in labels]
-    groups = [v for v in nodes if v >= K]
+    groups = [v for v in nodes if v >= len(h)]
     if not groups: return ''
     levels = Counter(h.level_names[int(h.levels[v])-1] for v in groups)
     parts = [f"{counted(n, 'image')} with a group ({level})" for level,n in levels.most_common()]
@@ -197,11 +210,13 @@ def check_classes(
     subset=False, # leave out classes without images?
     least=2 # images per class
 ):
-    "`h`, or its part with images to train on in the table `t`; raises an error about classes that have too few"
+    "`h`, or its part with images to train on in the table `t`; refuses classes that have too few"
     train = t.label[~t.split.isin(['valid','test'])]
     n = train.value_counts().reindex(h.leaves, fill_value=0)
-    none, few = n.index[n == 0], n.index[(n > 0) & (n < least)]
-    if len(none) and not subset: fail(f'no images to learn from for {quoted(none)}: --subset leaves such classes out')
+    none = n.index[n == 0]
+    few = n.index[(n > 0) & (n < least)]
+    if len(none) and not subset:
+        fail(f'no images to learn from for {quoted(none)}: --subset leaves such classes out')
     if len(h)-len(none) < 2: fail('at least two classes with images are needed')
     if len(few): fail(f'fewer than {least} images of {quoted(few)}: add some, or remove the class')
     return h.subset([*n.index[n > 0]]) if len(none) else h
@@ -212,10 +227,12 @@ def keep_classes(
     h # a `Hierarchy`, the result of `check_classes`
 ):
     "The rows of the table `t` whose class or group is in `h`, under the names of `h`"
-    index, names = h.node_index(), h.node_names() # a name with its path may be the only one of its kind in a smaller tree
+    index = h.node_index()
+    names = h.node_names() # in a smaller tree, a name may do without its path
     known = t.label.isin(index)
     if not known.all():
-        lost, labels = counted(sum(~known), 'image'), quoted(t.label[~known].unique())
+        lost = counted(sum(~known), 'image')
+        labels = quoted(t.label[~known].unique())
         warnings.warn(f'not used: {lost} of {labels}, which have no images to learn from')
     t = t[known].reset_index(drop=True)
     return t.assign(label=[names[index[o]] for o in t.label])
@@ -240,7 +257,8 @@ def digest(
     "Hash of `parts`"
     res = hashlib.sha256()
     for o in parts:
-        if isinstance(o, torch.Tensor): o = o.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        if isinstance(o, torch.Tensor):
+            o = o.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         res.update(o if isinstance(o, (bytes,np.ndarray)) else repr(o).encode())
     return res.hexdigest()[:16]
 
@@ -256,7 +274,7 @@ def file_digest(
 
 # %% ../nbs/501_images.ipynb #d95504ea
 def _identity(file):
-    "Text that changes whenever `file` is written to; None where the file system does not tell, or not yet"
+    "Text that changes whenever `file` is written to; None if the system does not tell, or not yet"
     s = os.stat(file)
     if os.name != 'posix' or time.time()-s.st_ctime < 2: return None
     return f'{s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}'
@@ -264,7 +282,8 @@ def _identity(file):
 @contextmanager
 def _remembered():
     "Connection to the table of digests; None if there is none"
-    path, db = fastai_cfg().path('data')/'hierproto'/'digests.sqlite', None
+    path = fastai_cfg().path('data')/'hierproto'/'digests.sqlite'
+    db = None
     with suppress(OSError, sqlite3.Error):
         path.parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(path, timeout=60)
@@ -295,13 +314,15 @@ def _lookup(db, ids):
     with suppress(sqlite3.Error):
         for part in chunked([o for o in ids if o], 500):
             marks = ','.join('?'*len(part))
-            res.update(db.execute(f'select identity, digest from digests where identity in ({marks})', part))
+            query = f'select identity, digest from digests where identity in ({marks})'
+            res.update(db.execute(query, part))
     return res
 
 def _remember(db, rows):
     "Write the pairs `rows` of identity and digest to `db`"
     if db is None: return
-    with suppress(sqlite3.Error), db: db.executemany('insert or replace into digests values (?,?)', rows)
+    with suppress(sqlite3.Error), db:
+        db.executemany('insert or replace into digests values (?,?)', rows)
 
 # %% ../nbs/501_images.ipynb #d733ae0b
 class TensorDS:
@@ -313,12 +334,16 @@ class TensorDS:
         vocab=None, # names of the classes
         split_idx=None # 0 for training, so that augmentation applies; 1 for validation
     ):
-        if y is not None and len(x)!=len(y): raise ValueError(f'{len(x)} images but {len(y)} labels')
-        self.x,self.y,self.split_idx = x,y,split_idx
+        if y is not None and len(x)!=len(y):
+            raise ValueError(f'{len(x)} images but {len(y)} labels')
+        self.x, self.y = x, y
+        self.split_idx = split_idx
         self.vocab = None if vocab is None else CategoryMap(vocab, sort=False)
     def __len__(self): return len(self.x)
     def get_x(self, i): return (TensorImageBW if self.x.shape[1]==1 else TensorImage)(self.x[i])
-    def __getitem__(self, i): return (self.get_x(i),) if self.y is None else (self.get_x(i), TensorCategory(self.y[i]))
+    def __getitem__(self, i):
+        if self.y is None: return (self.get_x(i),)
+        return self.get_x(i), TensorCategory(self.y[i])
 
 # %% ../nbs/501_images.ipynb #763b2ef4
 @patch
@@ -332,40 +357,32 @@ def decode(self:TensorDS, o, full=True):
 @patch
 def new_empty(self:TensorDS):
     "The same data set without its items"
-    return type(self)(self.x[:0].clone(), None if self.y is None else self.y[:0].clone(), self.vocab, self.split_idx)
+    y = None if self.y is None else self.y[:0].clone()
+    return type(self)(self.x[:0].clone(), y, self.vocab, self.split_idx)
 
 # %% ../nbs/501_images.ipynb #5a04ae68
 @patch
 def new(self:TensorDS, items):
     "A data set without labels of the images `items`: tensors, arrays, PIL images or file names"
-    x,size = [image_tensor(o, self.x.shape[1]) for o in items],self.x.shape[2:]
+    x = [image_tensor(o, self.x.shape[1]) for o in items]
+    size = self.x.shape[2:]
     for o in x:
-        if o.shape[1:]!=size: raise ValueError(
-            f'this image has {tuple(o.shape[1:])} pixels, the data {tuple(size)}: resize it')
+        if o.shape[1:]==size: continue
+        raise ValueError(f'this image has {tuple(o.shape[1:])} pixels, '
+                         f'the data {tuple(size)}: resize it')
     x = torch.stack(x) if x else self.x[:0]
     if self.x.is_floating_point() and not x.is_floating_point(): x = x/255
     if x.is_floating_point() and not self.x.is_floating_point(): x = (x*255).round()
     return type(self)(x.to(self.x.dtype), None, self.vocab, 1)
-
-# %% ../nbs/501_images.ipynb #e8e4e66d
-def read_classes(
-    path, # folder with PNG files in folders named after their class
-    channels=3, # 1 or 3
-    vocab=None # names of the classes; those of the folders, sorted, unless given
-):
-    "The images below `path` as bytes (N, C, H, W), their class numbers, and the names of the classes"
-    files = sorted(Path(path).rglob('*.png'))
-    vocab = vocab or sorted({f.parent.name for f in files})
-    x = parallel(image_tensor, files, channels=channels, n_workers=defaults.cpus, threadpool=True, progress=False)
-    return torch.stack(list(x)), tensor([vocab.index(f.parent.name) for f in files]), vocab
 
 # %% ../nbs/501_images.ipynb #d2weights2
 def draw(
     weights, # of the items, not negative
     generator=None # of random numbers
 ):
-    "Numbers of items in an epoch, as many as there are `weights`, each about as often as its weight says"
-    n, order = len(weights), torch.randperm(len(weights), generator=generator)
+    "Numbers of items in an epoch, as many as there are `weights`, each as often as its weight says"
+    n = len(weights)
+    order = torch.randperm(n, generator=generator)
     ends = torch.as_tensor(weights).double()[order].cumsum(0)
     points = (torch.arange(n) + torch.rand(1, generator=generator).double())/n*ends[-1]
     at = torch.searchsorted(ends, points, right=True).clamp(max=n-1)
@@ -381,19 +398,22 @@ class TensorDL(TfmdDL):
         weights=None, # how often each item is drawn while training, relative to the others
         **kwargs # for `TfmdDL`
     ):
-        if len(Pipeline(kwargs.get('after_item')).fs): raise ValueError('after_item does not apply: use `after_batch`')
+        if len(Pipeline(kwargs.get('after_item')).fs):
+            raise ValueError('after_item does not apply: use `after_batch`')
         super().__init__(dataset, bs=bs, num_workers=0, **kwargs)
         self.weights = weights
     def create_item(self, s): return s or 0
     def create_batch(self, b): return self.dataset[b]
     def retain(self, res, b): return res
-    def create_batches(self, samps): return map(self.do_batch, chunked(samps, self.bs, self.drop_last))
+    def create_batches(self, samps):
+        return map(self.do_batch, chunked(samps, self.bs, self.drop_last))
     def shuffle_fn(self, idxs):
         g = torch.Generator().manual_seed(self.rng.randrange(2**63))
         if self.weights is not None: idxs = draw(self.weights, g)
         return [idxs[i] for i in torch.randperm(len(idxs), generator=g).tolist()]
     def new(self, dataset=None, cls=None, **kwargs):
-        if dataset is not None and not isinstance(dataset, TensorDS): dataset = self.dataset.new(dataset)
+        is_items = dataset is not None and not isinstance(dataset, TensorDS)
+        if is_items: dataset = self.dataset.new(dataset)
         return super().new(dataset, cls, **kwargs)
 
 # %% ../nbs/501_images.ipynb #af77e2f4
@@ -411,24 +431,28 @@ def tensor_dls(
     weights=None # how often each item of `train` is drawn, relative to the others
 ):
     "`DataLoaders` over tensors in memory"
-    def loader(i, xy):
-        ds = ds_cls(*xy, vocab=vocab, split_idx=min(i, 1))
-        return TensorDL(ds, bs=val_bs or 2*bs if i else bs, shuffle=i==0, after_batch=L(batch_tfms).copy(),
-                        weights=None if i else weights)
-    parts = [loader(i, o) for i,o in enumerate((train,valid,test)) if o is not None]
+    tfms = L(batch_tfms)
+    def loader(xy, split_idx, **kwargs):
+        ds = ds_cls(*xy, vocab=vocab, split_idx=split_idx)
+        return TensorDL(ds, after_batch=tfms.copy(), **kwargs)
+    first = loader(train, 0, bs=bs, shuffle=True, weights=weights)
+    others = [loader(o, 1, bs=val_bs or 2*bs) for o in (valid, test) if o is not None]
+    parts = [first, *others]
     return DataLoaders(*parts, path=path).to(ifnone(device, default_device()))
 
 # %% ../nbs/501_images.ipynb #db501427
 def _rotate_zoom(x, theta, zoom, mode='nearest'):
     "Images `x` rotated by `theta` and enlarged by `zoom` around their centre"
-    h,w = x.shape[-2:]
-    c,s,o = theta.cos()/zoom, theta.sin()/zoom, torch.zeros_like(zoom)
+    h, w = x.shape[-2:]
+    c, s = theta.cos()/zoom, theta.sin()/zoom
+    o = torch.zeros_like(zoom)
     M = torch.stack([c, -s*h/w, o, s*w/h, c, o], 1).view(-1,2,3)
-    return F.grid_sample(x, F.affine_grid(M, x.shape, align_corners=False), mode=mode, align_corners=False)
+    grid = F.affine_grid(M, x.shape, align_corners=False)
+    return F.grid_sample(x, grid, mode=mode, align_corners=False)
 
 # %% ../nbs/501_images.ipynb #d592034e
 class RotateZoom(RandTransform):
-    "Rotate each image of a training batch by up to `max_deg` degrees and enlarge it by a random factor in `zoom`"
+    "Rotate each image of a training batch by up to `max_deg` degrees, and enlarge it within `zoom`"
     def __init__(self,
         max_deg=40., # largest angle, in degrees, either way
         zoom=(1.,1.3), # smallest and largest enlargement
@@ -441,101 +465,11 @@ class RotateZoom(RandTransform):
         t = x.as_subclass(Tensor)
         u = torch.rand(2, len(t), device=t.device)
         theta = (2*u[0]-1)*math.radians(self.max_deg)
-        return type(x)(_rotate_zoom(t, theta, self.zoom[0]+u[1]*(self.zoom[1]-self.zoom[0]), self.mode))
-
-# %% ../nbs/501_images.ipynb #b1f3d0c2
-def cached(
-    path, # file of the value
-    f # computes it, a function without arguments
-):
-    "The value stored at `path`; if there is none, `f()` is computed and stored"
-    # a damaged file is computed again
-    with suppress(OSError, RuntimeError, EOFError, pickle.UnpicklingError): return torch.load(path, weights_only=True)
-    res = f()
-    # without write access there is no cache, but still a result
-    with suppress(OSError, RuntimeError): write_whole(path, partial(torch.save, res))
-    return res
-
-# %% ../nbs/501_images.ipynb #e15a59f7
-def data_roots():
-    "Folders with data sets: `$HIERPROTO_DATA`, if set, and fastai's"
-    own = os.environ.get('HIERPROTO_DATA')
-    return [Path(o).expanduser() for o in (own, fastai_cfg().path('data')) if o]
-
-# %% ../nbs/501_images.ipynb #6ab3473f
-def find_data(
-    names, # names that the folder may have, the usual one first
-    source=None, # the folder itself, if it is known
-    has='*', # pattern of a file that must be inside
-    hint='' # where to get the data and how it is laid out
-):
-    "Folder of a data set: `source`, or one of `names` in one of the `data_roots`"
-    names = listify(names)
-    tried = [Path(source).expanduser()] if source else [r/n for r in data_roots() for n in names]
-    for p in tried:
-        if first(p.glob(has)): return p
-    where = ' or '.join(map(str, tried))
-    raise FileNotFoundError(f"{names[0]} is not at {where} (no {has} there). {hint} Put it there, "
-                            "pass its folder as `source`, or set HIERPROTO_DATA to the parent folder")
-
-# %% ../nbs/501_images.ipynb #c0bf581d
-def extra(
-    module, # to import
-    name    # of the optional dependency group
-):
-    "Import `module`, or say which extra installs it"
-    try: return importlib.import_module(module)
-    except ImportError as e: raise ImportError(f"{module} is not installed: `pip install 'hierproto[{name}]'`") from e
-
-# %% ../nbs/501_images.ipynb #6806a360
-def file_stamp(
-    path # file or folder
-):
-    "Number of files at or below `path`, their bytes and the time of the newest: changes when files do"
-    stats = [f.stat() for f in (path, *path.rglob('*')) if f.is_file()]
-    return len(stats),sum(o.st_size for o in stats),max((o.st_mtime_ns for o in stats), default=0)
+        low, high = self.zoom
+        return type(x)(_rotate_zoom(t, theta, low + u[1]*(high-low), self.mode))
 
 # %% ../nbs/501_images.ipynb #249754b9
 def cache_path(name, *key):
     "File for tensors of `name`, one for each `key`"
     digest = hashlib.sha1(repr(key).encode()).hexdigest()[:12]
     return fastai_cfg().path('data')/'hierproto'/f'{name}_{digest}.pt'
-
-# %% ../nbs/501_images.ipynb #cd81543b
-def take_fraction(
-    y, # class of each item (N,)
-    fraction=1., # share of each class to take
-    seed=0 # of the random order
-):
-    "Indices of a `fraction` of each class of `y`, in ascending order"
-    if not 0<fraction<=1: raise ValueError(f'fraction must be above 0 and at most 1, got {fraction}')
-    y = torch.as_tensor(y)
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    order = order[y[order].argsort(stable=True)]
-    n = y.bincount()[y[order]]
-    rank = torch.arange(len(y)) - F.pad(y.bincount().cumsum(0), (1,0))[y[order]]
-    return order[rank < (n*fraction).round().clamp(min=1)].sort().values
-
-# %% ../nbs/501_images.ipynb #8a78bfe9
-def hold_out(
-    x, # items (N, ...)
-    y, # class of each (N,)
-    share, # share of each class to hold out
-    seed=0 # of the random order
-):
-    "`x, y` without a `share` of each class, and `x, y` of that share"
-    held = torch.zeros(len(y), dtype=torch.bool)
-    held[take_fraction(y, share, seed)] = True
-    held &= y.bincount()[y] > 1 # the only item of a class is for training
-    return (x[~held],y[~held]), (x[held],y[held])
-
-# %% ../nbs/501_images.ipynb #9eecd6ca
-def random_parts(
-    n, # number of items
-    shares, # share of each part
-    seed=0 # of the random order
-):
-    "The numbers below `n` in random parts of `shares`, each in ascending order; the last part takes what is left"
-    cuts = [round(n*c) for c in np.cumsum(shares[:-1]).tolist()]
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    return [o.sort().values for o in order.tensor_split(cuts)]

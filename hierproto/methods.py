@@ -34,7 +34,7 @@ __getattr__ = moved_names(__name__)
 # %% ../nbs/311_methods.ipynb #32b566d6
 @dataclass
 class Method:
-    "A row of the paper's tables: `make(h, m, **params)` returns head, loss and callbacks for the classes of `h`"
+    "A row of the paper's tables: `make(h, m, **params)` returns head, loss and callbacks"
     make: callable # function of costs, dimension of the embedding and parameters
     formula: str = '' # what it minimises, in LaTeX
     source: str = '' # where it comes from
@@ -88,16 +88,19 @@ def split_kwargs(self:Method,
     "The arguments in `kwargs` of the method, and those of each of `others`"
     rest = dict(kwargs)
     mine = {k: rest.pop(k) for k in kwargs if k in self.defaults}
-    parts = [{k: rest.pop(k) for k in [*rest] if k in names} for names in others]
+    parts = []
+    for names in others:
+        parts.append({k: rest.pop(k) for k in [*rest] if k in names})
     return {**mine, **rest}, *parts
 
 # %% ../nbs/311_methods.ipynb #eb661c1b
-def _protos(h, m, guide=None, lam=1., scale=None, hidden=None, distance='euclidean', init='normal', fixed=False,
-            ties=None, **kwargs):
+def _protos(h, m, guide=None, lam=1., scale=None, hidden=None, distance='euclidean',
+            init='normal', fixed=False, ties=None, **kwargs):
     "Prototype head, data loss, and the guide if there is one"
     guide_args = {k: v for k,v in dict(scale=scale, ties=ties).items() if v is not None}
     if guide is None and guide_args:
-        raise TypeError(f"{' and '.join(guide_args)} would have no effect: this method has no guide")
+        names = ' and '.join(guide_args)
+        raise TypeError(f'{names} would have no effect: this method has no guide')
     if hidden: as_tree(h, 'A head with hidden prototypes')
     if hidden is None: hidden = guide is not None and isinstance(h, Hierarchy)
     if fixed: init = embed_metric(h, m)
@@ -110,7 +113,8 @@ def _linear(h, m, loss): return LinearHead(m, len(h)), loss, []
 
 def _cross_entropy(h, m, **kwargs): return _linear(h, m, DataLoss(**kwargs))
 
-def _hxe(h, m, alpha=.1, count='root', **kwargs): return _linear(h, m, HXELoss(h, alpha, count, **kwargs))
+def _hxe(h, m, alpha=.1, count='root', **kwargs):
+    return _linear(h, m, HXELoss(h, alpha, count, **kwargs))
 
 def _soft_labels(h, m, beta=10., **kwargs): return _linear(h, m, SoftLabelLoss(h, beta, **kwargs))
 
@@ -137,17 +141,20 @@ def _haframe(h, m, decay=2., alpha=.4, **kwargs):
 
 def _hie(h, m, **kwargs): return HiEHead(m, h), HiELoss(**kwargs), []
 
-def _hier_cos(h, m, alpha=.05, **kwargs): return HierCOSHead(m, h), HierCOSLoss(h, alpha, **kwargs), []
+def _hier_cos(h, m, alpha=.05, **kwargs):
+    return HierCOSHead(m, h), HierCOSLoss(h, alpha, **kwargs), []
 
 # %% ../nbs/311_methods.ipynb #0cbc348c
 _scores = r'$x_k = -d(z, \pi_k)$, $\mathcal{L}_\text{data}$'
 _learnt = Method(_protos, _scores, 'Yang et al. 2018', protos=True)
 _gp = _learnt.variant(
-    formula=_scores + r' $+ \lambda \mathcal{L}_\text{disto}$', source='the paper', guided=True, guide='disto')
+    formula=_scores + r' $+ \lambda \mathcal{L}_\text{disto}$',
+    source='the paper', guided=True, guide='disto')
 _prototypes = dict(
     learnt = _learnt,
     fixed = _learnt.variant(
-        formula=_scores + r', $\pi$ placed by eq. 6 at $s=1$', source='the paper', protos=False, fixed=True),
+        formula=_scores + r', $\pi$ placed by eq. 6 at $s=1$',
+        source='the paper', protos=False, fixed=True),
     gp_rank = _gp.variant(formula=_scores + r' $+ \lambda \mathcal{L}_\text{rank}$', guide='rank'),
     gp_disto = _gp,
     gp_disto_fixed_scale = _gp.variant(scale=1.),
@@ -171,21 +178,28 @@ _baselines = dict(
         _yolo, r'$-\log p_y$, $p_y = \prod_i p(i \mid \text{parent of } i)$',
         'YOLO: Redmon and Farhadi 2017', tree=True),
     hyperspherical = Method(
-        _hyperspherical, r'$(1-\cos(z,\pi_y))^2$, $\pi$ placed by rank and separation', 'Mettes et al. 2019'),
+        _hyperspherical, r'$(1-\cos(z,\pi_y))^2$, $\pi$ placed by rank and separation',
+        'Mettes et al. 2019'),
     deep_ncm = Method(
-        _deep_ncm, r'$x_k = -\lVert z-\pi_k\rVert^2$, $\pi_k$ the mean of its class', 'Guerriero et al. 2018'))
+        _deep_ncm, r'$x_k = -\lVert z-\pi_k\rVert^2$, $\pi_k$ the mean of its class',
+        'Guerriero et al. 2018'))
 
 # %% ../nbs/311_methods.ipynb #766eba63
 _others = dict(
     hyperspherical_learnt = _baselines['hyperspherical'].variant(
-        formula=r'$(1-\cos(z,\pi_y))^2 + \lambda(\text{rank} + \text{separation})$', source='the paper', learn=True),
+        formula=r'$(1-\cos(z,\pi_y))^2 + \lambda(\text{rank} + \text{separation})$',
+        source='the paper', learn=True),
     frame = Method(
-        _frame, r'$x_k = \tau\cos(z, v_k)$, $\cos(v_k,v_l) = e^{-\gamma D[k,l]}$', 'after Liang and Davis 2023'),
+        _frame, r'$x_k = \tau\cos(z, v_k)$, $\cos(v_k,v_l) = e^{-\gamma D[k,l]}$',
+        'after Liang and Davis 2023'),
     haframe = Method(
-        _haframe, r'$-(1-\alpha)\log p_y + \alpha\sum_k (\cos(z, v_k) - S_{yk})^2$, $x_k = z \cdot v_k$',
+        _haframe,
+        r'$-(1-\alpha)\log p_y + \alpha\sum_k (\cos(z, v_k) - S_{yk})^2$, $x_k = z \cdot v_k$',
         'HAFrame: Liang and Davis 2023'),
     hie = Method(
-        _hie, r'$-\log p_y - \log q_{\text{parent of } y}$, $x_k = \log p_k + \log q_{\text{parent of } k}$',
+        _hie,
+        r'$-\log p_y - \log q_{\text{parent of } y}$, '
+        r'$x_k = \log p_k + \log q_{\text{parent of } k}$',
         'HiE: Jain et al. 2023', tree=True),
     hier_cos = Method(
         _hier_cos, r'$\text{KL}(t_y, \text{softmax} \lvert z\rvert)$ '
@@ -206,8 +220,10 @@ def get_method(method):
 def method_table():
     "All of `METHODS` with formula, parameters and source, as Markdown"
     def params(m):
-        return ', '.join(f'`{k}={v!r}`' for k,v in m.defaults.items() if k not in _loss_args and v is not None)
+        own = {k: v for k,v in m.defaults.items() if k not in _loss_args and v is not None}
+        return ', '.join(f'`{k}={v!r}`' for k,v in own.items())
     def row(name, m):
-        return f"| `{name}` | {m.formula} | {params(m)} | {'tree' if m.tree else 'any'} | {m.source} |"
+        costs = 'tree' if m.tree else 'any'
+        return f'| `{name}` | {m.formula} | {params(m)} | {costs} | {m.source} |'
     head = ['| method | loss | parameters | costs | source |', '|---|---|---|---|---|']
     return '\n'.join([*head, *map(row, METHODS, METHODS.values())])

@@ -763,7 +763,7 @@ class CostScorer:
     ): self.h = align_costs(h, None)
 
     def __call__(self, estimator, X, y):
-        "Minus the average cost of what `estimator` predicts for the samples `X`; `y` are the labels"
+        "Minus the average cost of what `estimator` predicts for the samples `X` with labels `y`"
         answers = self._numbers(estimator.predict(X))
         return -average_cost(answers, self._numbers(y), self.h).item()
 

@@ -38,8 +38,13 @@ MOVED = {
 PICKLED = [o for o in MOVED if o.startswith(('hierproto.data.', 'hierproto.backbones.'))]
 
 # %% ../nbs/000_moved.ipynb #989e2bf8
+# functions of a module that did not go where its classes went
+_FUNCTIONS = {'hierproto.data.core': 'hierproto.paper.data.common'}
+
 def _error(old):
-    return ImportError(f'{old} is {MOVED[old]} since version 0.3: change the import', name=old)
+    text = f'{old} is {MOVED[old]} since version 0.3: change the import'
+    if old in _FUNCTIONS: text += f'; functions that read data sets are in {_FUNCTIONS[old]}'
+    return ImportError(text, name=old)
 
 class _OldModule(ModuleType):
     "The classes that pickles need; every other name raises the error about the new path"

@@ -556,7 +556,8 @@ def _load_settings(folder):
             raise ModelError(f'{folder}: not a saved model, {o} is missing')
         if f.stat().st_size > most:
             raise ModelError(f'{folder}: {o} is larger than {most/1e9:g} GB')
-    try: settings = _ModelSettings.model_validate_json(model_file(folder, 'settings.json').read_bytes())
+    text = model_file(folder, 'settings.json').read_bytes()
+    try: settings = _ModelSettings.model_validate_json(text)
     except ValidationError as e:
         error = e.errors()[0]
         where = '.'.join(map(str, error['loc'])) or 'the file'
@@ -691,7 +692,8 @@ def _example_batch(p, n=2):
 def _read_back(p, folder):
     "Raise a `ModelError` unless the files of `p` in `folder` make the same model again"
     s = p.settings
-    own = None if s['arch'] else deepcopy(p.model[0][0] if s['embedder'] else p.model[0])
+    embed = p.model[0]
+    own = None if s['arch'] else deepcopy(embed[0] if s['embedder'] else embed)
     again = load_classifier(folder, body=own)
     x = _example_batch(p)
     if x is None or torch.allclose(again.scores(x), p.scores(x), atol=1e-4, rtol=1e-4): return
@@ -715,7 +717,8 @@ def _replace_model(p, folder):
         _put_in_place(folder) # of an earlier save that was killed
         os.replace(new, folder/_PENDING)
         _put_in_place(folder)
-    except OSError as e: raise ModelError(f'{folder}: the model could not be written: {e.strerror or e}') from e
+    except OSError as e:
+        raise ModelError(f'{folder}: the model could not be written: {e.strerror or e}') from e
     finally: shutil.rmtree(new, ignore_errors=True)
 
 # %% ../nbs/504_saving.ipynb #4554e0a9

@@ -49,7 +49,8 @@ class _Worker:
             self.job(task)
         except Exception as e: return pickle.dumps(e)
         return b''
-    def __call__(self, batch): return dict(error=[self.error_in(json.loads(o)) for o in batch['task']])
+    def __call__(self, batch):
+        return dict(error=[self.error_in(json.loads(o)) for o in batch['task']])
 
 def map_tasks(
     make,     # function without arguments that returns the function of a task

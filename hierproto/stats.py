@@ -166,7 +166,7 @@ def judge(
 
 def _adjust(df, es):
     "Add Holm's p-values and intervals of the primary comparisons to `df`; the others keep theirs"
-    df['adj_low'], df['adj_high'], df['adj_p'] = df.low, df.high, df.p
+    for k in ('low','high','p'): df[f'adj_{k}'] = df[k]
     family = np.flatnonzero(df.primary & (df.n>0))
     if not len(family): return
     levels = holm_levels(df.p.iloc[family])
@@ -181,7 +181,9 @@ def bearing(
     claim='lower', # what is claimed: 'lower' or 'higher'
 ):
     "'for' or 'against' the `claim`, or else the verdict of the row itself"
-    side = 'lower' if judged.adj_high < 0 else 'higher' if judged.adj_low > 0 else None
+    side = None
+    if judged.adj_high < 0: side = 'lower'
+    if judged.adj_low > 0: side = 'higher'
     if judged.verdict.endswith(claim): return 'for'
     return 'against' if side and side!=claim and not np.isnan(judged.change) else judged.verdict
 
@@ -197,7 +199,9 @@ def verdict_table(
     runs='seeds', # head of the column with the number of runs
 ):
     "`judged` as a table to show: number of runs, change with interval, p-value, verdict"
-    def p(r): return '–' if r.n<2 else '< .001' if r.adj_p < .001 else f'{r.adj_p:.3f}'
+    def p(r):
+        if r.n < 2: return '–'
+        return '< .001' if r.adj_p < .001 else f'{r.adj_p:.3f}'
     def kind(r): return 'primary' if r.primary else 'exploratory'
     rows = [[int(r.n), _interval_text(r), p(r), r.verdict, kind(r)] for r in judged.itertuples()]
     columns = [runs, 'change % [95%]', 'p', 'verdict', 'kind']
@@ -219,7 +223,8 @@ def forest_plot(
     ax.axvspan(-MARGIN, MARGIN, color='.93', zorder=0)
     ax.axvline(0, c='.6', lw=.8, zorder=0)
     for i,r in enumerate(judged.itertuples()):
-        c, known = _colour(r.verdict), np.isfinite(r.low)
+        c = _colour(r.verdict)
+        known = np.isfinite(r.low)
         if known:
             ax.hlines(i, r.adj_low, r.adj_high, color=c, lw=1)
             ax.hlines(i, r.low, r.high, color=c, lw=3, alpha=.6)

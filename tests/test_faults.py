@@ -3,7 +3,7 @@
 import errno, http.server, io, os, pickle, re, subprocess, sys, tempfile, threading, warnings
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
-from hierproto.images import cached
+from hierproto.paper.data.common import cached
 from hierproto.cli import sweep
 from hierproto.paper.sweeps import run_claimed
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError

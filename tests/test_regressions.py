@@ -7,8 +7,9 @@ from hierproto.all import *
 from hierproto.audit import Predictions, read_predictions, write_text
 from hierproto.compare import Pool, compare
 from hierproto.stats import judge
-from hierproto.images import (ImageError, check_classes, file_digests, hold_out, image_files, image_table, image_tensor,
+from hierproto.images import (ImageError, check_classes, file_digests, image_files, image_table, image_tensor,
                               keep_classes, read_image, tensor_dls)
+from hierproto.paper.data.common import hold_out
 from hierproto.baselines.hxe import HXELoss
 from hierproto.features import FeatureDS, features
 from hierproto.cli import compare_command, fit

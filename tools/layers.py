@@ -16,7 +16,7 @@ BY_STRING = {
     ('hierproto.moved', 'new'): 'old import paths',
     ('hierproto.hierarchy', "'hierproto.plots'"): 'the lazy plot_ methods',
     ('hierproto.body', "f'hierproto.{ARCHS[arch]}'"): 'the registry of architectures',
-    ('hierproto.images', 'module'): 'optional packages of others',
+    ('hierproto.paper.data.common', 'module'): 'optional packages of others',
     ('hierproto.paper.site', "f'{module}:{name[1]}'"): 'documentation of any module',
     ('hierproto.paper.site', "f'{module}:{name}'"): 'documentation of any module',
 }

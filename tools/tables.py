@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from hierproto.estimator import HierarchicalClassifier
 from hierproto.hierarchy import Hierarchy
-from hierproto.images import take_fraction
+from hierproto.paper.data.common import take_fraction
 from hierproto.files import add_row, commit, finished, versions
 
 warnings.filterwarnings('ignore')

@@ -20,7 +20,8 @@ from ..metrics import *
 from ..callbacks import *
 from ..inference import expected_cost
 from ..body import ARCHS, arch_func, embedder, preprocessing
-from ..images import extra, hold_out, take_fraction, tensor_dls
+from ..images import tensor_dls
+from .data.common import extra, hold_out, take_fraction
 from ..features import FeatureDS, features
 from ..methods import METHODS, get_method
 from ..learner import hier_learner

@@ -20,7 +20,8 @@ from ..inference import crm, expected_cost
 from ..calibration import calibrate, fit_temperature, risk_area, risk_curve
 from ..learner import hier_learner
 from ..body import embedder, preprocessing
-from ..images import cache_path, cached, hold_out, tensor_dls
+from ..images import cache_path, tensor_dls
+from .data.common import cached, hold_out
 from ..predictions import Predictions
 from ..features import FeatureDS, NoValidation, head_scores, train_head
 from ..compare import fold_numbers

@@ -11,6 +11,7 @@ from fastai.vision.augment import RandTransform
 from fastai.vision.core import *
 from ...hierarchy import *
 from ...images import *
+from .common import *
 
 # %% ../../../nbs/702_paper.data.cifar100.ipynb #41b1a2ef
 def cifar100_folder(

@@ -10,7 +10,7 @@ import numpy as np
 from functools import lru_cache
 from fastcore.meta import delegates
 from ...hierarchy import Hierarchy, align_costs
-from ...images import extra
+from .common import extra
 from .text import *
 
 # %% ../../../nbs/719_paper.data.icd10.ipynb #01ab269e

@@ -10,6 +10,7 @@ import json
 from fastai.vision.all import *
 from ...hierarchy import *
 from ...images import *
+from .common import *
 
 # %% ../../../nbs/705_paper.data.inat19.ipynb #2cc96d4e
 def _read_list(file):

@@ -9,7 +9,7 @@ __all__ = ['language_words', 'languages']
 from functools import lru_cache
 from fastcore.meta import delegates
 from ...hierarchy import Hierarchy, align_costs
-from ...images import extra
+from .common import extra
 from .text import *
 
 # %% ../../../nbs/720_paper.data.languages.ipynb #07b68275

@@ -9,6 +9,7 @@ __all__ = ['mnist_here', 'mnist']
 from fastai.data.all import *
 from PIL import Image
 from ...images import *
+from .common import *
 from ...digits import *
 
 # %% ../../../nbs/701_paper.data.mnist.ipynb #269b75ee

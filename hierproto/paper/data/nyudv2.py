@@ -15,6 +15,7 @@ from fastprogress.fastprogress import progress_bar
 from ...hierarchy import *
 from ...body import embedder, preprocessing
 from ...images import *
+from .common import *
 from .cifar100 import image_tfms
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #e932973a

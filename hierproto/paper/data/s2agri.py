@@ -11,6 +11,7 @@ from fastai.data.all import *
 from torch.nn.utils.rnn import pad_sequence
 from ...hierarchy import *
 from ...images import *
+from .common import *
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #38b4a1cc
 def s2agri_folder(
