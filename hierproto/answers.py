@@ -8,7 +8,6 @@ __all__ = ['known_heads', 'csv_table', 'read_answers', 'read_predictions', 'answ
 # %% ../nbs/206_answers.ipynb #d7815e1e
 import csv, json, re, warnings
 from collections import Counter, defaultdict
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import numpy as np, pandas as pd, torch
 from fastcore.basics import first
 from .hierarchy import *
 from .names import fail, find_class, quoted, tidy_name
-from .scores import as_probs
+from .scores import DUST, are_probs, as_probs
 from .predictions import Predictions
 
 # %% ../nbs/206_answers.ipynb #558b2275
@@ -190,13 +189,13 @@ def _read_probs(df, cols, f, scores=False, notes=()):
     percent = _are_percentages(P)
     if percent: P = P/100
     if not scores: _check_range(P, cols, f)
-    are_probs = _are_probs(P)
-    if scores and are_probs:
+    is_sound = are_probs(P)
+    if scores and is_sound:
         fail('the columns are probabilities, each row sums to one: leave --scores out', f)
     if scores: return P.softmax(1)
     sums = P.sum(1)
     off = (sums - 1).abs()
-    if not are_probs:
+    if not is_sound:
         i = int(off.argmax())
         fail(f'the probabilities sum to {sums[i]:.4g}, which rounding does not explain: '
              'divide each row by its sum', f'{f}, row {i+1}')
@@ -205,26 +204,20 @@ def _read_probs(df, cols, f, scores=False, notes=()):
         low, high = sums.min(), sums.max()
         notes.append(f'probabilities are rounded, rows sum to {low:.4g} to {high:.4g}: '
                      'divided by their sum')
-    return P/sums[:,None]
+    return as_probs(P, True)
 
 # %% ../nbs/206_answers.ipynb #98154c82
 def _are_percentages(P):
     "Do the rows of `P` sum to about 100?"
     off = (P.sum(1) - 100).abs()
-    return bool(P.max() > 1 and P.min() >= 0 and (off <= max(1., P.shape[1]/2)).all())
+    return bool(P.max() > 1+DUST and P.min() >= -100*DUST and (off <= max(1., P.shape[1]/2)).all())
 
 def _check_range(P, cols, f):
     "Raise an error about the first number of `P` that is not between 0 and 1"
-    for i,k in ((P < 0) | (P > 1)).nonzero()[:1].tolist():
+    for i,k in ((P < -DUST) | (P > 1+DUST)).nonzero()[:1].tolist():
         fail(f'{P[i,k]:g} is not a probability (column {cols[k]!r}); '
              'if these are scores (logits), say --scores', f'{f}, row {i+1}')
 
-def _are_probs(P):
-    "Are the rows of `P` probabilities, rounded perhaps?"
-    with warnings.catch_warnings(), suppress(HierarchyError):
-        warnings.simplefilter('ignore')
-        return torch.allclose(as_probs(P).double(), P/P.sum(1, keepdim=True), atol=1e-5)
-    return False # most rows nearly sum to one
 
 # %% ../nbs/206_answers.ipynb #e97027cd
 def read_answers(

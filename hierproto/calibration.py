@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['fit_temperature', 'Climb', 'images_needed', 'conformal_quantile', 'calibrate', 'Guarantee', 'risk_curve', 'risk_area',
-           'as_nodes', 'conformal_sets', 'restrict', 'Restrict']
+           'as_nodes', 'conformal_sets', 'restrict', 'classes_below', 'nodes_with', 'Restrict']
 
 # %% ../nbs/204_calibration.ipynb #61f7edff
 import math, warnings
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 from .hierarchy import *
 from .hierarchy import fail
-from .inference import Rule, get_rule
+from .inference import CRM, Rule, crm, get_rule
 from .metrics import specificity
 from .scores import as_probs, in_graph
 from .subtree import SubtreeSum
@@ -333,7 +333,7 @@ def restrict(
     probs=None # are `scores` probabilities? found out by default
 ):
     "Log-probabilities of `scores` if the answer is known to be one of `names`, -inf for others"
-    return _restricted(as_probs(scores, probs), _kept(h, names))
+    return _restricted(as_probs(scores, probs), classes_below(h, names))
 
 def _restricted(p, keep):
     "Logarithms of the probabilities `p` of the classes `keep` alone, divided by their sum"
@@ -342,7 +342,10 @@ def _restricted(p, keep):
         fail('the model gives none of these classes any probability: restrict to more of them')
     return p.log().masked_fill(~keep, -torch.inf).log_softmax(1)
 
-def _kept(h, names):
+def classes_below(
+    h, # a `Hierarchy` or costs
+    names # as in `restrict`
+):
     "Which classes are, or lie below, one of the nodes called `names`"
     names = [names] if isinstance(names, str) else names
     nodes = [h.find_node(n) for n in names]
@@ -350,24 +353,46 @@ def _kept(h, names):
     if isinstance(h, Hierarchy): return h.ancestry()[nodes].any(0)
     return torch.isin(torch.arange(len(h)), torch.tensor(nodes))
 
+def nodes_with(
+    keep, # (K,) booleans: some classes
+    h # their `Hierarchy` or costs
+):
+    "Which nodes are or contain a class that `keep` marks"
+    return h.ancestry()[:,keep].any(1) if isinstance(h, Hierarchy) else keep
+
 # %% ../nbs/204_calibration.ipynb #71f20098
 class Restrict(Rule):
-    "The answers of a `rule` among some classes and groups only"
+    "The answers of a `rule` among some classes, and the groups that contain one of them"
     def __init__(self,
         rule, # as in `get_rule`
         h, # the `Hierarchy` of the K classes, in the order of the scores
-        names, # as in `restrict`
+        names, # as in `restrict`, or (K,) booleans
         probs=None # as in `Rule`
     ):
         super().__init__(h.leaves, probs)
         if isinstance(rule, Guarantee):
             warnings.warn('the guarantee is lost: its calibration images were not restricted')
-        self.rule = get_rule(rule, h)
+        keep = names if isinstance(names, torch.Tensor) else classes_below(h, names)
+        allowed = nodes_with(keep, h)
+        self.rule = _least_cost_among(allowed, get_rule(rule, h))
         self.groups = getattr(self.rule, 'groups', False)
-        self.register_buffer('keep', _kept(h, names), persistent=False)
+        self.register_buffer('keep', keep, persistent=False)
+        self.register_buffer('allowed', allowed, persistent=False)
 
     def answers(self,
         p # probabilities (B, K[, H, W])
     ):
         "Numbers of nodes"
-        return self.rule(_restricted(p, self.keep))
+        scores = _restricted(p, self.keep)
+        answers = self.rule(scores)
+        # a function may answer with what is impossible
+        allowed = self.allowed.to(answers.device)[answers]
+        return answers.where(allowed, scores.argmax(1))
+
+def _least_cost_among(allowed, rule):
+    "`rule`; if it looks for the least cost, it looks among the answers that are `allowed`"
+    if getattr(rule, 'func', None) is crm: rule = CRM(rule.keywords['D'])
+    if not isinstance(rule, CRM): return rule
+    D = rule.D.clone()
+    D[~allowed[:len(D)]] = 2*D.max() + 1
+    return CRM(D, probs=False, temperature=rule.temperature)

@@ -45,7 +45,10 @@ def _views(x):
 
 def _integers(y):
     "`y` as a tensor of integers"
-    return _as_tensor(y).as_subclass(Tensor).long()
+    y = _as_tensor(y).as_subclass(Tensor)
+    odd = y[y.long() != y]
+    if len(odd): fail(f'labels must be class numbers, got {odd[0]:g}')
+    return y.long()
 
 def _class_numbers(y, n_classes):
     "`y` as class numbers, checked"
@@ -1052,10 +1055,9 @@ def compare_folder(
     t = image_table(images, h)
     sub = check_classes(t, h, subset, _FOLDS)
     official = t.split.notna().all()
-    bar = sys.stdout.isatty()
-    if not bar: print(f'features of {len(t):,} images by {arch} ...', flush=True)
+    if not sys.stdout.isatty(): print(f'features of {len(t):,} images by {arch} ...', flush=True)
     pool = _folder_pool(images, arch, official, weights=weights or None, size=size or None, h=h,
-                        subset=subset, file=Path(out)/'features.safetensors', progress=bar)
+                        subset=subset, file=Path(out)/'features.safetensors')
     if groups: pool = _in_groups(pool, groups)
     res = compare(pool, sub, methods, seeds or None, out=out, jobs=jobs or defaults.cpus,
                   name=Path(images).name, predictions=predictions or None, epochs=epochs,

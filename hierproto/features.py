@@ -11,7 +11,6 @@ from collections import namedtuple
 from contextlib import contextmanager, suppress
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from fastprogress.fastprogress import progress_bar
 from torchvision.transforms import InterpolationMode, functional as TF
 from fastai.basics import *
 from fastai.callback.progress import ProgressCallback
@@ -178,7 +177,7 @@ def _extract(body, splits, jobs, meta, progress):
     read = partial(_read_job, splits, prep)
     workers = 0 if device.type == 'cpu' else defaults.cpus # next to a GPU, they read the images
     batches = torch.utils.data.DataLoader(todo, None, collate_fn=read, num_workers=workers)
-    if progress and todo: batches = progress_bar(batches)
+    if progress and todo: batches = shown(batches, len(todo), 'batches of 64 images')
     for (split,_,file), x, ok in batches:
         flip = meta['flip'] and split == 'train'
         x = _forward(body, x, prep, flip, device)
@@ -344,7 +343,7 @@ def features(
     valid_pct=.2, # share held out if `source` is a folder without train and valid
     seed=0, # of the held-out share
     file=None, # where to store the features; in fastai's data folder by default
-    progress=True, # show a progress bar?
+    progress=True, # show a progress bar, or a line per minute?
     engine=None, # 'ray' computes on the workers of Ray
     workers=0, # of a Ray on this machine; 0 joins the running cluster
     **kwargs

@@ -29,7 +29,7 @@ from .audit import answer_rows, write_report
 def _check_images(files, bar=True):
     "`sizes, grey, bad`: sizes of readable images, whether all are grey, and reasons for the others"
     sizes, modes, bad = [], set(), {}
-    if bar and sys.stdout.isatty(): files = progress_bar(files, leave=False)
+    if bar and not IN_NOTEBOOK: files = shown(files, len(files), 'images checked')
     for f in files:
         try: image = read_image(f, None)
         except ImageError as e: bad[f] = str(e)
@@ -174,6 +174,16 @@ def _print_row(values):
     cells = [f'{o:>12.4f}' if isinstance(o, float) else f'{o:>12}' for o in values]
     print(*cells, flush=True)
 
+class _Pulse(Callback):
+    "Print a line if an epoch takes longer than `every` seconds, and so on"
+    def __init__(self, every=60): self.every = every
+    def before_fit(self): self.last = time.monotonic()
+    def after_batch(self):
+        if time.monotonic()-self.last < self.every: return
+        self.last = time.monotonic()
+        part = 'training' if self.training else 'validation'
+        print(f'{self.epoch:>12} {part}: {self.iter+1:,} of {self.n_iter:,} batches', flush=True)
+
 def _train_frozen(learn, epochs, lr, keep):
     "Train the head for one epoch, and then everything"
     if keep.done > 1: learn.unfreeze() # before the state of the optimiser is loaded
@@ -190,11 +200,12 @@ def _train_learner(learn, epochs, lr, keep, bar=True):
     names = learn.metrics.attrgot('name')
     if bar and not tty: _print_row(['epoch','train_loss','valid_loss', *names, 'time'])
     learn.logger = _print_row if bar else noop
-    learn.add_cb(keep)
+    cbs = [keep, *[_Pulse()]*(bar and not tty)]
+    learn.add_cbs(cbs)
     with nullcontext() if bar and tty else learn.no_bar():
         if getattr(learn.opt, 'frozen_idx', 0): _train_frozen(learn, epochs, lr, keep)
         else: learn.fit_one_cycle(epochs, lr, start_epoch=keep.load())
-    learn.remove_cb(keep)
+    learn.remove_cbs(cbs)
     return learn
 
 # %% ../nbs/506_fit.ipynb #08b4c15b

@@ -155,7 +155,7 @@ class Hierarchy(Costs):
         facts['places'] = places
         facts['name'] = as_name(name) if name else None
         facts['titles'] = titles and [as_name(t) for t in titles]
-        facts['leaves'] = _leaf_names(self._names[:len(ends)], self._path)
+        facts['leaves'] = _leaf_names(self._names[:len(ends)], self._paths_to)
         facts['_level_names'] = _check_levels(level_names, int(self.levels.max()))
         if weights: _check_weight_range(self)
         if warn: _warn_alike(self)
@@ -168,6 +168,10 @@ class Hierarchy(Costs):
         return Hierarchy, (*facts, False) # without a warning
 
     @cached_property
+    def _parents(self): # by number, without the root
+        return dict(enumerate(self._up[:-1]))
+
+    @cached_property
     def _root_distances(self): # distances from the root
         return np.array(self._down(0., lambda w, i: w + self._w[i]))
 
@@ -177,11 +181,13 @@ class Hierarchy(Costs):
         return self._down((), lambda p, i: (*p, self._names[i]))
 
 # %% ../nbs/004_hierarchy.ipynb #fb6244b7
-def _leaf_names(names, path):
-    "`names`, with '/'.join(`path(k)`) for those that are not unique"
+def _leaf_names(names, paths_to):
+    "`names`, with the whole of their path, from `paths_to`, for those that are not unique"
+    names = list(names)
     for _ in range(2): # the second round is for a name that looks like another's path
         count = Counter(names)
-        names = [n if count[n] == 1 else '/'.join(path(k)) for k, n in enumerate(names)]
+        twice = [k for k, n in enumerate(names) if count[n] > 1]
+        for k, path in zip(twice, paths_to(twice)): names[k] = '/'.join(path)
     return unique_names(names)
 
 def _check_levels(names, depth):
@@ -209,14 +215,15 @@ def _warn_alike(h):
 @patch
 def _path(self:Hierarchy, i):
     "The path of node `i`"
-    path = []
-    while self._up[i] >= 0:
-        path.append(self._names[i])
-        i = self._up[i]
-    return tuple(reversed(path))
+    return next(self._paths_to([i]))
+
+@patch
+def _paths_to(self:Hierarchy, idx):
+    "Yields the paths of the nodes `idx`"
+    return paths_to(idx, self._parents, self._names)
 
 @patch(as_prop=True)
-def _paths(self:Hierarchy): return [self._path(k) for k in range(len(self))]
+def _paths(self:Hierarchy): return [*self._paths_to(range(len(self)))]
 
 @patch(as_prop=True)
 def _state(self:Hierarchy): return self._paths, sorted(self.weights.items())
@@ -277,7 +284,8 @@ def edge_weights(self:Hierarchy):
 @patch(as_prop=True)
 def weights(self:Hierarchy):
     "The weights that differ from 1, by path"
-    return {self._path(i): float(self._w[i]) for i in range(self.n_nodes-1) if self._w[i] != 1}
+    idx = [i for i in range(self.n_nodes-1) if self._w[i] != 1]
+    return {path: float(self._w[i]) for i, path in zip(idx, self._paths_to(idx))}
 
 # %% ../nbs/004_hierarchy.ipynb #0cf71354
 @patch
@@ -557,7 +565,7 @@ def _positions(self:Costs, names, every=False):
 @patch
 def _take(self:Hierarchy, idx):
     "The part with the classes `idx`"
-    paths = [self._path(i) for i in idx]
+    paths = [*self._paths_to(idx)]
     titles, places = ([o[i] for i in idx] if o else None for o in (self.titles, self.places))
     weights = self.weights
     if weights:
@@ -663,6 +671,8 @@ def read_hierarchy(
     if isinstance(o, Costs): return o
     if isinstance(o, (str, Path)): return _read_file_or_name(o)
     if isinstance(o, dict): return _build(nested_facts(o))
+    if isinstance(o, pd.Series) and not isinstance(o.index, pd.MultiIndex):
+        fail('a Series has one column: a tree needs a DataFrame with a column per level')
     if isinstance(o, (pd.DataFrame, pd.Series)): return _build(any_table_facts(o))
     if _are_paths(o): return Hierarchy(o)
     fail('a hierarchy must be a file, a name, a tree, nested dicts, paths or a table, '

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ImageError', 'read_image', 'image_size', 'image_tensor', 'counted', 'image_files', 'image_table', 'label_counts',
-           'check_classes', 'keep_classes', 'hold_back', 'digest', 'file_digest', 'file_digests', 'TensorDS', 'draw',
-           'TensorDL', 'tensor_dls', 'RotateZoom', 'cache_path']
+           'check_classes', 'keep_classes', 'hold_back', 'shown', 'digest', 'file_digest', 'file_digests', 'TensorDS',
+           'draw', 'TensorDL', 'tensor_dls', 'RotateZoom', 'cache_path']
 
 # %% ../nbs/501_images.ipynb #9046bf71
 import hashlib, io, math, os, sqlite3, time, warnings
@@ -13,6 +13,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from PIL import UnidentifiedImageError
+from fastprogress.fastprogress import progress_bar
 from fastai.data.all import *
 from fastai.vision.augment import RandTransform
 from fastai.vision.core import *
@@ -249,6 +250,22 @@ def hold_back(
     rank = y.sample(frac=1, random_state=seed).groupby(y).cumcount().sort_index()
     most = (share*n).round().clip(lower=1).clip(upper=n-1)
     return (rank < most*(share > 0)).to_numpy()
+
+# %% ../nbs/501_images.ipynb #ac8a601a
+def shown(
+    items, # an iterable
+    n, # how many they are
+    what, # they are, as in 'images'
+    every=60 # seconds between two lines
+):
+    "Yields `items`, with a progress bar at a terminal or in a notebook, else with a line per minute"
+    if IN_NOTEBOOK or sys.stdout.isatty(): return (yield from progress_bar(items, total=n, leave=False))
+    last = time.monotonic()
+    for i,o in enumerate(items):
+        if time.monotonic()-last >= every:
+            print(f'{i:,} of {n:,} {what}', flush=True)
+            last = time.monotonic()
+        yield o
 
 # %% ../nbs/501_images.ipynb #dbf899f1
 def digest(

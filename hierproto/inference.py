@@ -235,13 +235,15 @@ def _named_rule(name, h, threshold):
 # %% ../nbs/203_inference.ipynb #0a91eb4b
 def _align_partial(rule, h):
     "`rule`, such as `partial(back_off, h=tree)`, with its tree or costs in the order of `h`"
-    own = {k: v for k, v in rule.keywords.items() if isinstance(v, Costs)}
     if rule.keywords.get('vocab') is not None or not hasattr(h, 'leaves'): return rule
+    is_ours = rule.func in (crm, back_off, node_crm) # whose `h` or `D` may also be a file
+    own = {k: v for k, v in rule.keywords.items()
+           if isinstance(v, Costs) or is_ours and k in ('h','D')}
     return partial(rule, **{k: align_costs(v, h.leaves) for k, v in own.items()})
 
 def _check_order(rule, h):
     "Refuse a rule whose classes have another order than those of `h`"
-    names = getattr(rule, 'leaves', None)
+    names = getattr(getattr(rule, 'func', rule), 'leaves', None)
     if not names or names == getattr(h, 'leaves', names): return
     raise HierarchyError('this rule has the classes in another order: '
                          'pass the vocabulary too, as in `CRM(h, dls.vocab)`')

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HierarchyError', 'fail', 'quoted', 'tidy_name', 'is_missing', 'as_name', 'unique_names', 'joined', 'trim_cells',
-           'find_class', 'look', 'lookalikes', 'warn_lookalikes', 'nearest_names']
+           'paths_to', 'find_class', 'look', 'lookalikes', 'warn_lookalikes', 'nearest_names']
 
 # %% ../nbs/002_names.ipynb #c2b515d6
 import difflib, re, unicodedata, warnings
@@ -92,6 +92,29 @@ def trim_cells(
     n = len(cells)
     while n and (is_missing(cells[n-1]) or cells[n-1] == ''): n -= 1
     return cells[:n]
+
+# %% ../nbs/002_names.ipynb #cbaab533
+def paths_to(
+    nodes, # some nodes
+    up,    # the parent of each node, a dict without the root
+    names  # the name of each node
+):
+    "Yields the path of names from below the root down to each of `nodes`"
+    branch, level = [], {} # the nodes on the last path, and where they are
+    path = []
+    for n in nodes:
+        new = []
+        while n in up and n not in level:
+            new.append(n)
+            n = up[n]
+        shared = level[n]+1 if n in level else 0
+        for o in branch[shared:]: del level[o]
+        del branch[shared:], path[shared:]
+        for o in reversed(new):
+            level[o] = len(branch)
+            branch.append(o)
+            path.append(names[o])
+        yield tuple(path)
 
 # %% ../nbs/002_names.ipynb #537d061c
 def find_class(

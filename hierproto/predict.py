@@ -15,7 +15,7 @@ from .files import plain, write_text
 from .saving import *
 from .audit import *
 from .audit import answer_rows
-from .images import ImageError, digest, file_digests, image_files
+from .images import ImageError, digest, file_digests, image_files, shown
 from .shards import *
 
 # %% ../nbs/507_predict.ipynb #7ada9b72
@@ -224,8 +224,7 @@ def predict(
     bad = []
     given = [o for i in images for o in _given(i)]
     batches = _answered(p, given, p.rule(rule, threshold), bs, bad)
-    if out and sys.stdout.isatty():
-        batches = progress_bar(batches, total=math.ceil(len(given)/bs), leave=False)
+    if out and not IN_NOTEBOOK: batches = shown(batches, math.ceil(len(given)/bs), f'batches of {bs} images')
     _write_answers(p, batches, out, top, any(t is not None for _,t,_ in given))
     _print_errors(len(given), bad)
 

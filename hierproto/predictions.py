@@ -17,6 +17,7 @@ from .hierarchy import *
 from .names import fail
 from .metrics import Batch, confusions, hier_metrics
 from .inference import back_off, crm, expected_cost
+from .scores import are_probs, as_probs
 from .stats import holm
 
 # %% ../nbs/205_predictions.ipynb #f32268c9
@@ -46,10 +47,10 @@ class Predictions:
     def __len__(self): return len(self.targets)
 
 def _checked(probs):
-    "`probs` as floating-point numbers, if they are probabilities"
-    probs = probs if probs.is_floating_point() else probs.float()
-    if probs.min() >= 0 and (probs.sum(1)-1).abs().max() <= .02: return probs
-    fail('`probs` must be probabilities that add up to 1: take the softmax of scores')
+    "`probs` as floating-point numbers that add up to one, if they are probabilities"
+    if are_probs(probs): return as_probs(probs, True)
+    fail('`probs` must be probabilities that add up to 1 but for rounding: '
+         'divide each row by its sum, or take the softmax of scores')
 
 # %% ../nbs/205_predictions.ipynb #8072dedb
 @patch

@@ -282,10 +282,18 @@ def _class_order(numbers, paths):
     return np.argsort(numbers)
 
 # %% ../nbs/003_readers.ipynb #7498bb83
+def _refuse_parents(tree):
+    "Refuse a dict from classes to their groups, in which the same group is named again"
+    above = [*tree.values()]
+    if not all(isinstance(o, str) for o in above) or len({*above}) == len(above): return
+    fail(f'this dict names the group of each class: turn it round, as in {{{above[0]!r}: '
+         f'[{next(iter(tree))!r}, ...]}}; `Hierarchy.from_parents` reads dicts of parents')
+
 def nested_facts(
     tree # nested dicts and lists, e.g. `{'animal': ['cat','dog'], 'stone': None}`
 ):
     "Facts about a tree from nested dicts and lists"
+    if isinstance(tree, dict): _refuse_parents(tree)
     found = []
     todo = [((), tree, 0)]
     while todo:
@@ -315,15 +323,6 @@ def _check_twins(g, names):
         twins = [names[c] for c in g.succ[n] if g.succ[c] and count[names[c]] > 1]
         if twins: fail(f'two groups with the same parent have the same name: {twins[0]!r}')
 
-# %% ../nbs/003_readers.ipynb #e17a0479
-def _path_in(n, up, names):
-    "Names from below the root down to `n`, if `up` has the parent of each node"
-    path = []
-    while n in up:
-        path.append(names[n])
-        n = up[n]
-    return tuple(reversed(path))
-
 # %% ../nbs/003_readers.ipynb #694ff211
 def graph_facts(
     g # a `networkx.DiGraph`; nodes may have `name`, `index`, `title`, `place`, edges a `weight`
@@ -338,10 +337,11 @@ def graph_facts(
     names = {n: as_name(about[n].get('name', n)) for n in g}
     _check_twins(g, names)
     leaves = sorted((n for n in g if not g.succ[n]), key=lambda n: about[n].get('index', 0))
-    weights = {_path_in(n, up, names): w for _, n, w in g.edges(data='weight', default=1) if w != 1}
+    weighted = {n: w for _, n, w in g.edges(data='weight', default=1) if w != 1}
+    weights = dict(zip(paths_to(weighted, up, names), weighted.values()))
     titles = [about[n]['title'] for n in leaves if 'title' in about[n]]
     places = [about[n].get('place', repr(n)) for n in leaves]
-    paths = [_path_in(n, up, names) for n in leaves]
+    paths = [*paths_to(leaves, up, names)]
     name = g.graph.get('name')
     return dict(paths=paths, weights=weights, titles=titles or None, name=name, places=places)
 

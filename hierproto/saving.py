@@ -22,7 +22,7 @@ from .distortion import *
 from .prototypes import *
 from .inference import *
 from .inference import get_rule
-from .calibration import Guarantee
+from .calibration import Climb, Guarantee, Restrict, classes_below
 from .subtree import SubtreeSum
 from .baselines.yolo import *
 from .baselines.hyperspherical import *
@@ -242,7 +242,7 @@ def rule(self:Predictor,
     "The decision rule called `name`: a function from scores to numbers of classes, or of groups"
     own = self.settings.get('rule', 'argmax')
     name = name or own
-    if callable(name): return get_rule(name, self.h)
+    if callable(name): return _among(self, get_rule(name, self.h))
     if threshold is None: threshold = self.settings.get('threshold', .5) if name == own else .5
     elif name != 'back_off':
         raise ModelError(f"a threshold needs rule='back_off' (--rule back_off), got {name!r}")
@@ -255,16 +255,22 @@ def rule(self:Predictor,
 # %% ../nbs/504_saving.ipynb #b957fe62
 def _make_rule(p, name, threshold):
     "The rule called `name` for the predictor `p`"
-    if name == 'calibrated':
-        saved = p.settings.get('guarantee')
-        if not saved:
-            raise ModelError('this model has no calibrated rule: '
-                             "choose 'argmax', 'crm' or 'back_off'")
-        return get_rule(Guarantee(p.h, **saved), p.h)
-    if name == 'crm':
-        D = p.h if p.allowed is None else _costs_within(p)
-        return get_rule(CRM(D, temperature=p.settings.get('temperature', 1.)), None)
-    return get_rule(name, p.h, threshold)
+    rule = name
+    if name == 'calibrated': rule = _calibrated_rule(p)
+    if name == 'crm': rule = CRM(p.h, temperature=p.settings.get('temperature', 1.))
+    return _among(p, get_rule(rule, p.h, threshold))
+
+def _calibrated_rule(p):
+    "The rule of the calibration of the predictor `p`: with its promise, unless `only` limits `p`"
+    saved = p.settings.get('guarantee')
+    if not saved:
+        raise ModelError("this model has no calibrated rule: choose 'argmax', 'crm' or 'back_off'")
+    if p.allowed is None: return Guarantee(p.h, **saved)
+    return Climb(p.h, saved['thresholds'], saved['temperature'])
+
+def _among(p, rule):
+    "The `rule` among the answers that the predictor `p` may give"
+    return rule if p.allowed is None else get_rule(Restrict(rule, p.h, p.allowed), p.h)
 
 # %% ../nbs/504_saving.ipynb #ada0a809
 @patch
@@ -317,11 +323,6 @@ class Only(nn.Module):
     def forward(self, scores):
         return scores.masked_fill(~self.keep, torch.finfo(scores.dtype).min)
 
-def _costs_within(p):
-    "The costs of the classes of `p`, where answers that are not allowed cost more than any mistake"
-    D = as_costs(p.h).clone()
-    D[~p.allowed] = 2*D.max() + 1
-    return D
 
 # %% ../nbs/504_saving.ipynb #10eddf0c
 @patch
@@ -329,21 +330,19 @@ def only(self:Predictor,
     names # classes or groups by name or path, one or many, or a file with one per line
 ):
     "A `Predictor` that knows only the classes below `names`, without the promise of a calibration"
-    keep = _classes_below(self.h, names)
+    keep = _read_classes(self.h, names)
     if self.allowed is not None: keep = keep & self.allowed
     if not keep.any(): raise ModelError(f'no class is left below {names!r}')
     res = Predictor(nn.Sequential(self.model, Only(keep.to(self.device))), self.h, self.settings)
     res.allowed = keep
     return res
 
-def _classes_below(h, names):
+def _read_classes(h, names):
     "Which classes of `h` lie below the nodes `names`, as in `only`"
     if isinstance(names, (str,Path)):
         is_file = str(names) not in h.node_index() and Path(names).is_file()
         names = Path(names).read_text(encoding='utf-8-sig').splitlines() if is_file else [names]
-    nodes = [h.find_node(o) for o in names if str(o).strip()]
-    if not isinstance(h, Hierarchy): return torch.isin(torch.arange(len(h)), torch.tensor(nodes))
-    return h.ancestry()[nodes].any(0)
+    return classes_below(h, [o for o in names if str(o).strip()])
 
 # %% ../nbs/504_saving.ipynb #af943d1a
 @patch(as_prop=True)

@@ -436,6 +436,9 @@ def test_a_dict_a_frame_or_paths_as_the_tree():
     for o in (tree, paths, pd.DataFrame(dict(group=['animal', 'animal', 'oak'], kind=['cat', 'dog', None]))):
         assert align_costs(o, vocab).nodes[:3] == [('oak',), ('animal', 'dog'), ('animal', 'cat')]
         assert read_hierarchy(o).leaves == ['cat', 'dog', 'oak']
+    groups = dict(cat='animal', dog='animal', oak='plant')
+    with pytest.raises(HierarchyError, match="turn it round, as in {'animal': \\['cat', ...]}"): read_hierarchy(groups)
+    with pytest.raises(HierarchyError, match='a column per level'): read_hierarchy(pd.Series(groups))
 
 
 D = pd.DataFrame([[0, 5, 2], [1, 0, 3], [4, 6, 0]], [*'abc'], [*'abc'], dtype=float)  # D[predicted, true]

@@ -1,14 +1,16 @@
 "Probabilities enter through one door, whatever their rounding, and no form of a rule or a model answers differently"
 import functools, warnings
-import numpy as np, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import nn
-from hierproto.calibration import Climb
+from hierproto.answers import read_predictions
+from hierproto.calibration import Climb, Restrict
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError
 from hierproto.inference import (BackOff, CRM, Decide, argmax_rule, back_off, class_path, crm, expected_cost,
                                  get_rule, node_crm)
 from hierproto.metrics import as_probs, calibration_error, hier_report
+from hierproto.predictions import Predictions
 
 h = Hierarchy.named('mnist_visual').align([str(i) for i in range(10)])
 D = CostMatrix(h.costs()*torch.linspace(1, 3, 10)[:,None], h.leaves, warn=False) # not symmetric
@@ -68,6 +70,31 @@ def test_scores_between_0_and_1_are_reported():
     with pytest.warns(UserWarning, match='taken for scores'): crm(torch.rand(50, 10), D)
 
 
+def test_a_probability_just_below_zero_is_zero(real, tmp_path):
+    "As one minus the sum of the others: no softmax, and no advice that leads nowhere"
+    P = torch.tensor([[1 + 1e-16, -1e-16, *[0.]*8]]*3, dtype=torch.float64)
+    for P in (P, real[1].index_fill(1, torch.tensor([3]), -1e-9)/real[1].index_fill(1, torch.tensor([3]), -1e-9).sum(1, keepdim=True)):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            clean = P.clamp(min=0)
+            for f in (CRM(D), BackOff(h, .7), functools.partial(crm, D=D)): assert torch.equal(f(P), f(clean, probs=True))
+        table = pd.DataFrame(P.numpy(), columns=h.leaves).assign(target='3')
+        table.to_csv(tmp_path/'p.csv', index=False)
+        assert torch.allclose(read_predictions(tmp_path/'p.csv', h).probs, clean, atol=1e-8)
+
+
+def test_predictions_take_rounded_probabilities():
+    "Two decimals of a hundred classes: sums are off by up to a half, and a softmax would be wrong"
+    many = Hierarchy.from_paths([(f'g{k//10}', f'c{k}') for k in range(100)])
+    P = (2*torch.randn(300, 100, generator=torch.manual_seed(0))).softmax(1).round(decimals=2)
+    assert (P.sum(1) - 1).abs().max() > .05
+    p = Predictions(torch.arange(300) % 100, many, probs=P)
+    assert torch.allclose(p.probs, P/P.sum(1, keepdim=True))
+    for wrong in (P*.8, P*100, P.log().clamp(min=-9)):
+        with pytest.raises(HierarchyError, match='divide each row by its sum, or take the softmax of scores'):
+            Predictions(torch.arange(300) % 100, many, probs=wrong)
+
+
 def test_double_precision_stays(real):
     scores, P, y = real
     risk = expected_cost(scores, D)
@@ -76,7 +103,8 @@ def test_double_precision_stays(real):
     assert torch.equal(as_probs(P, True), P/P.sum(1, keepdim=True))
 
 
-rules = dict(argmax=argmax_rule, crm=CRM(D), back_off=BackOff(h, .7), climb=Climb(h, .7, temperature=1.3))
+rules = dict(argmax=argmax_rule, crm=CRM(D), back_off=BackOff(h, .7), climb=Climb(h, .7, temperature=1.3),
+             among=Restrict(CRM(D), h, ['1', '5', '8']), groups=Restrict('back_off', h, 'round'))
 
 @pytest.mark.parametrize('name', rules)
 def test_all_forms_of_a_model_give_the_same_answers(name, tmp_path):

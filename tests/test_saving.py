@@ -1,11 +1,12 @@
 "Saved models: mixed and edited files, full disks, calibrated rules, restricted answers, the Hub, ONNX"
 import errno, itertools, json, os, shutil
+from functools import partial
 import numpy as np, pandas as pd, pytest, torch
 from fastai.vision.all import CrossEntropyLossFlat, ImageDataLoaders, Normalize, Resize, imagenet_stats, resnet18, vision_learner
 from PIL import Image
 from torch import nn
 from hierproto.all import *
-from hierproto.calibration import calibrate
+from hierproto.calibration import Restrict, calibrate
 from hierproto.images import ImageError
 from hierproto.hub import push_to_hub
 from hierproto.predictions import Predictions
@@ -193,6 +194,32 @@ def test_only_keeps_the_least_cost_among_what_is_left():
     assert p.rule('crm')(scores).tolist() == [0]
     q = p.only(['b', 'c'])
     assert q.rule('crm')(q.model(scores)).tolist() == [1]
+
+def test_no_rule_leaves_the_allowed_classes():
+    "Costs that are not symmetric, squares of distances, rules of every form, and functions that look at nothing"
+    K = 12
+    h = Hierarchy.from_paths([(f'g{k//3}', f'c{k}') for k in range(K)])
+    g = torch.Generator().manual_seed(0)
+    i = torch.arange(float(K))
+    squares = CostMatrix((i[:, None]-i)**2, h.leaves, warn=False)
+    uneven = CostMatrix(squares.D*(.1 + torch.rand(K, K, generator=g)), h.leaves, warn=False)
+    scores = 2*torch.randn(500, K, generator=g)
+    for seed in range(20):
+        some = torch.randperm(K, generator=g)[:2 + seed % 4].sort().values
+        names = [h.leaves[k] for k in some]
+        P = scores.softmax(1)[:, some]
+        for costs in (squares, uneven):
+            best = some[(P @ costs.D[some][:, some].T).argmin(1)]
+            p = Predictor(nn.Flatten(), costs, {}).only(names)
+            for rule in ('crm', CRM(costs), partial(crm, D=costs)):
+                for answers in (Restrict(rule, costs, names)(scores), p.rule(rule)(p.model(scores))):
+                    assert (answers != best).sum() == 0
+        p = Predictor(nn.Flatten(), h, {}).only(names)
+        inside = h.ancestry()[:, some].any(1)
+        odd = lambda s: torch.arange(len(s)) % h.n_nodes
+        to_node = partial(node_crm, h=h, costs=torch.rand(h.n_nodes, K, generator=g))
+        for rule in ('argmax', 'back_off', BackOff(h, .9), CRM(uneven), to_node, odd):
+            for answers in (Restrict(rule, h, names)(scores), p.rule(rule)(p.model(scores))): assert inside[answers].all()
 
 # --- the Hub ---
 @pytest.fixture

@@ -183,7 +183,7 @@ def _(N):
 
 # %% ../../nbs/717_paper.bench.ipynb #045db660
 def _write_images(folder, n, classes=10):
-    "Write `n` random pictures of each of the `classes` to `folder`"
+    "Write `n` random images of each of the `classes` to `folder`"
     for k in range(classes):
         (folder/str(k)).mkdir(parents=True)
         pixels = np.random.default_rng(k).integers(256, size=(n,160,160,3), dtype=np.uint8)
@@ -192,7 +192,7 @@ def _write_images(folder, n, classes=10):
 
 # %% ../../nbs/717_paper.bench.ipynb #6debad2e
 def _bare(model, files, bs=64):
-    "Classes of the pictures `files`"
+    "Classes of the images `files`"
     def read(f): return to_tensor(Image.open(f).convert('RGB').resize((128,128)))
     batches = [files[i:i+bs] for i in range(0, len(files), bs)]
     def classes(o): return model(torch.stack([read(f) for f in o])).argmax(1)

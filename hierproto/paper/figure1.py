@@ -263,7 +263,7 @@ def main(
     shown = df[df.protocol==rs[0]['protocol']].sort_values('seed')
     ax = plot_figure1(shown, out)[0]
     ax.figure.savefig(Path(out)/'figure1.png', dpi=110)
-    print(f"\npicture: {Path(out)/'figure1.png'}\n{figure1_says(shown)}")
+    print(f"\nfigure: {Path(out)/'figure1.png'}\n{figure1_says(shown)}")
 
 # %% ../../nbs/715_paper.figure1.ipynb #51ee1458
 #| eval: false
