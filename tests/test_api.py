@@ -85,3 +85,43 @@ def test_exceptions_are_needed():
     over += [f'{m}.{n}' for places in (UNDOCUMENTED, UNUSED) for m, ns in places.items()
              for n in ns.split() if (m, n) not in known]
     assert not over, f"no longer exceptions: {', '.join(over)}"
+
+
+# --- names of version 0.2 ---
+def names_02():
+    "Public names of version 0.2 by module"
+    lines = (root/'tests/fixtures/names_02.txt').read_text(encoding='utf-8').splitlines()
+    return {m: n.split() for m, _, n in (o.partition(': ') for o in lines)}
+
+def moved_rows():
+    "Cells of the table of moved names in CHANGELOG.md"
+    text = (root/'CHANGELOG.md').read_text(encoding='utf-8').split('### Names that moved')[1].split('###')[0]
+    rows = [o.strip('| ').split(' | ') for o in text.splitlines() if o.startswith('| `') or o.startswith('| the')]
+    assert len(rows) > 20 and all(len(o) == 2 for o in rows)
+    return rows
+
+def words(text): return set(re.findall(r'\w+', text))
+
+def test_every_name_of_02_is_there_or_in_the_table_of_moved_names():
+    from hierproto.moved import MOVED
+    rows = moved_rows()
+    named = {w for old, _ in rows for w in words(old)}
+    of_core = words(dict(rows)['`hierproto.data.core`']) # functions that did not go where its classes went
+    assert {m.rpartition('.')[2] for m in MOVED} <= named
+    lost = []
+    for m, names in names_02().items():
+        there = vars(importlib.import_module(MOVED.get(m, m)))
+        listed = {w for old, _ in rows if m in old for w in words(old)} | (of_core if m == 'hierproto.data.core' else set())
+        lost += [f'{m}.{n}' for n in names if n not in there and n not in listed]
+    assert not lost, lost
+
+def test_every_new_name_in_the_table_exists():
+    "In `hierproto.images.image_files`, `image_table` the second name stands next to the first; after a module, inside it"
+    for _, new in moved_rows():
+        for part in re.sub(r'\(.*?\)', '', new).split(';'):
+            first, *others = re.findall(r'`([\w.]+)`', part) or ['']
+            if not first.startswith('hierproto.'): continue
+            place = pkgutil.resolve_name(first)
+            if not inspect.ismodule(place): place = pkgutil.resolve_name(first.rpartition('.')[0])
+            missing = [o for o in others if not hasattr(place, o)]
+            assert not missing, (new, missing)
