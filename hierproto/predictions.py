@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from fastcore.basics import patch
 from .hierarchy import *
 from .names import fail
-from .metrics import Batch, confusions, hier_metrics
+from .metrics import confusions, hier_metrics
 from .inference import back_off, crm, expected_cost
 from .scores import are_probs, as_probs
 from .stats import holm
@@ -174,16 +174,16 @@ def field_metrics(self:Predictions,
     k = min(k, len(self.h))
     res = self._summed(self.preds, _OF_ANSWERS, k)
     soft = self.probs is not None and len(self.h) <= 2000
-    if soft: res |= self._summed(self.probs, _OF_PROBS, k, probs=True)
+    if soft: res |= self._summed(self.probs.log(), _OF_PROBS, k)
     return res
 
 @patch
-def _summed(self:Predictions, outputs, names, k, size=100_000, **kwargs):
-    "The metrics `names` of the `outputs`, answers or probabilities, under their titles"
+def _summed(self:Predictions, outputs, names, k, size=100_000):
+    "The metrics `names` of the `outputs`, answers or scores, under their titles"
     ms = hier_metrics(self.h, [*names], k)
     for o,y in zip(outputs.split(size), self.targets.split(size)):
-        batch = Batch(o, y, D=self.h, **kwargs)
-        for m in ms: m.add(batch)
+        batch = SimpleNamespace(pred=o, y=y, cbs=()) # what the metrics read from a Learner
+        for m in ms: m.accumulate(batch)
     titles = [o.format(k=k) for o in names.values()]
     return {t: (100 if '%' in t else 1)*m.value for t,m in zip(titles, ms)}
 
