@@ -126,7 +126,7 @@ def _thumb(f, side=96):
     return 'data:image/jpeg;base64,' + base64.b64encode(data.getvalue()).decode()
 
 def _thumbs(files):
-    "Names and small images of those of `files` that can be read"
+    "Names and small images of the `files` that can be read"
     found = [(plain(f), _thumb(f)) for f in files]
     return [o for o in found if o[1]]
 
@@ -202,7 +202,7 @@ def verdict_against(
     d, # a table of `differences`
     name # of the other predictions
 ):
-    "Whether the average cost differs from that of the predictions called `name`, in words"
+    "Whether the average cost differs from that of the predictions called `name`, as a sentence"
     o = d.loc['AHC']
     word = 'not reliably different'
     if o.p < .05: word = 'higher' if o.change > 0 else 'lower'

@@ -245,7 +245,7 @@ def _about_part(self:Guarantee, i):
 
 @patch
 def statement(self:Guarantee):
-    "What is promised, in words"
+    "What is promised, as a sentence"
     o = self.facts
     where = ' in each predicted group' if len(o['counts']) > 1 else ''
     parts = '; '.join(self._about_part(i) for i in range(len(o['counts'])))

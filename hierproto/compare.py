@@ -685,7 +685,7 @@ def _check_labels(targets, pool, h, f):
         fail(f'{f}: the target of {name!r} is {there!r}, but the image is in {here!r}')
 
 def _your_name(name):
-    "`name` of a model, or another one if a method is called so"
+    "`name` of a model, or a different one if a method has that name"
     taken = {*METHODS, *map(in_words, METHODS)}
     return f'{name} (yours)' if {name, in_words(name)} & taken else name
 

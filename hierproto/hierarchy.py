@@ -708,7 +708,7 @@ def align_costs(
     data,         # `DataLoaders` or names of the classes; None if `D` has the order of the scores
     subset=False, # `D` may have more classes than `data`
 ):
-    "`D` with its classes in the order of those of `data`"
+    "`D` with its classes in the order of `data`"
     if _is_source(D): D = read_hierarchy(D)
     if D is None or data is None: return D
     names = _names_in_data(data)

@@ -29,7 +29,7 @@ def NodeBlock(
 
 # %% ../nbs/409_labels.ipynb #56a9a989
 def label_weights(
-    labels, # numbers of nodes (N,); the root and what is no node do not count
+    labels, # numbers of nodes (N,); the root and what is not a node do not count
     h # `Hierarchy` of the classes
 ):
     "Weight of each node of `h` as a label, so that rare classes count as much as others"

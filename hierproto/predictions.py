@@ -257,7 +257,7 @@ def chance(
     low, high, # ends of the 95% interval of a difference
     p # its p-value
 ):
-    "Whether a difference of 95% interval `low` to `high` could be chance, in words"
+    "Whether a difference with the interval `low` to `high` could be chance, as a sentence"
     if low != low: return 'no two samples differ, so there is no interval'
     much = 'is unlikely to be chance' if p < .05 else 'could be chance'
     shown = f'p = {p:.2g}' if p >= .001 else 'p < 0.001'
@@ -497,7 +497,7 @@ def tree_fit(self:Predictions,
     return SimpleNamespace(true=true, shuffled=shuffled, as_low=as_low, p=p, says=says)
 
 def _fit_verdict(self, true, shuffled, as_low, p):
-    "What a permutation test means, in words"
+    "What a permutation test means, as a sentence"
     words = _TREE if isinstance(self.h, Hierarchy) else _COSTS
     is_class = self.preds < len(self.h) # groups have no place among the leaves
     mistakes = int((self.wrong & is_class).sum())

@@ -103,7 +103,7 @@ def _batch_resizing(fs):
 
 # %% ../nbs/504_saving.ipynb #8fb1e5e6
 def _warn_of_others(fs):
-    "Warn of those of the transforms `fs` that a saved model does not apply"
+    "Warn of transforms in `fs` that a saved model does not apply"
     def applied(o): return isinstance(o, _KNOWN_TRANSFORMS) or getattr(o, 'split_idx', None) == 0
     odd = [type(o).__name__ for o in fs if not applied(o)]
     scaling = [o.div for o in fs if isinstance(o, IntToFloatTensor) and o.div != 255]

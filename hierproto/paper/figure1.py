@@ -174,7 +174,7 @@ def figure1_table(
 def figure1_says(
     df # rows of all models, of one protocol
 ):
-    "What `figure1_table` of `df` shows, in words"
+    "Two sentences about what `figure1_table` of `df` shows"
     learnt, guided = (_runs_of(df, o).mean(numeric_only=True) for o in MODELS[1:3])
     def change(metric): return f'from {learnt[metric]:.2f} to {guided[metric]:.2f}'
     one_seed = df.seed.nunique()==1
