@@ -133,8 +133,9 @@ _maps = dict(_adam, arch='pyramid', frozen='tf_efficientnet_lite0', pretrained=T
 _held_out = dict(holdout=.1, runs=1)
 
 _paper = dict(
-    digits={}, mnist={}, nyudv2={},
+    digits={}, mnist={},
     cifar100=dict(rotate=15.),
+    nyudv2={},
     s2agri=dict(published_init=True),
     inat19=dict(min_scale=.08))
 _cpu = dict(
