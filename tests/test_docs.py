@@ -168,6 +168,8 @@ def test_front_page_fits():
     for c in nbs['index.ipynb'].cells:
         if c.cell_type == 'code' and not re.search(r'^#\| *(hide|echo: *false)', c.source, re.M):
             assert not [l for l in c.source.splitlines() if len(l) > 100]
+    for block in re.findall('^```.*?^```', markdown('index.ipynb'), re.S | re.M):
+        assert not [l for l in block.splitlines() if len(l) > 100]
 
 def test_front_page_installs_before_it_makes():
     text = markdown('index.ipynb')
