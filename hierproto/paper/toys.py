@@ -18,16 +18,20 @@ from .data.nyudv2 import official_split
 def _noise(file, *shape, top=255, seed=0):
     "Write noise of `shape`, with values up to `top`, as an image to `file`"
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(seed).integers(0, top+1, shape).astype(np.uint8)).save(file)
+    pixels = np.random.default_rng(seed).integers(0, top+1, shape).astype(np.uint8)
+    Image.fromarray(pixels).save(file)
 
 # %% ../../nbs/709_paper.toys.ipynb #1a4fc5dd
 def _toy_mnist(d):
-    for i in range(320): _noise(d/('training' if i<256 else 'testing')/str(i%10)/f'{i}.png', 28, 28, seed=i)
+    for i in range(320):
+        part = 'training' if i<256 else 'testing'
+        _noise(d/part/str(i%10)/f'{i}.png', 28, 28, seed=i)
 
 def _toy_cifar100(d):
     h = Hierarchy.named('cifar100')
     for i in range(300):
-        part,(*_,group,name) = 'train' if i<200 else 'test',h.nodes[i%100]
+        part = 'train' if i<200 else 'test'
+        *_, group, name = h.nodes[i%100]
         _noise(d/part/group/name/f'{i}.png', 32, 32, 3, seed=i)
 
 # %% ../../nbs/709_paper.toys.ipynb #65507fa4
@@ -40,7 +44,8 @@ def _toy_nyudv2(d):
 # %% ../../nbs/709_paper.toys.ipynb #f878485a
 def _toy_s2agri(d):
     for o in ('DATA','META'): (d/o).mkdir(parents=True)
-    rng,ids = np.random.default_rng(0),range(180)
+    rng = np.random.default_rng(0)
+    ids = range(180)
     for i in ids:
         pixels = rng.integers(100, 4000, (24,10,rng.integers(4,40)))
         np.save(d/'DATA'/f'{i}.npy', pixels.astype('uint16'))
@@ -52,13 +57,16 @@ def _toy_s2agri(d):
 # %% ../../nbs/709_paper.toys.ipynb #7c62915d
 def _toy_inat19(d):
     for part,ids in (('train2019',range(192)), ('val2019',range(192,256))):
-        images = [dict(id=i, file_name=f'train_val2019/Birds/{i%12}/{i}.jpg', height=40, width=48) for i in ids]
+        def image(i): return f'train_val2019/Birds/{i%12}/{i}.jpg'
+        images = [dict(id=i, file_name=image(i), height=40, width=48) for i in ids]
         labels = [dict(id=i, image_id=i, category_id=i%12) for i in ids]
         for o in images: _noise(d/o['file_name'], 40, 48, 3, seed=o['id'])
-        (d/f'{part}.json').write_text(json.dumps(dict(images=images, annotations=labels, categories=[])))
+        facts = dict(images=images, annotations=labels, categories=[])
+        (d/f'{part}.json').write_text(json.dumps(facts))
 
 # %% ../../nbs/709_paper.toys.ipynb #dea0e7fa
-TOYS = dict(mnist=_toy_mnist, cifar100=_toy_cifar100, nyudv2=_toy_nyudv2, s2agri=_toy_s2agri, inat19=_toy_inat19)
+TOYS = dict(mnist=_toy_mnist, cifar100=_toy_cifar100, nyudv2=_toy_nyudv2, s2agri=_toy_s2agri,
+            inat19=_toy_inat19)
 
 # %% ../../nbs/709_paper.toys.ipynb #02442242
 def toy_data(

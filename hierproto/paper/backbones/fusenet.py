@@ -44,16 +44,18 @@ class FuseNet(nn.Module):
 @patch
 def fuse(self:FuseNet, r, d):
     "Encode colour `r` and depth `d`; returns features, and positions and sizes at each pooling"
-    memory,last = [],len(self.rgb)-1
+    memory = []
+    last = len(self.rgb)-1
     for i,(C,D) in enumerate(zip(self.rgb, self.depth)):
         d = D(d)
         r = C(r)+d
         size = r.shape[-2:]
-        r,idx = F.max_pool2d(r, 2, return_indices=True)
+        r, idx = F.max_pool2d(r, 2, return_indices=True)
         memory.append((idx, size))
         if i<last: d = F.max_pool2d(d, 2)
-        if i>1: r,d = self.drop(r),self.drop(d) if i<last else d
-    return r,memory
+        if i>1: r = self.drop(r)
+        if 1<i<last: d = self.drop(d)
+    return r, memory
 
 # %% ../../../nbs/706_paper.backbones.fusenet.ipynb #e3e919ec
 @patch
@@ -72,16 +74,17 @@ def slim_fusenet(p=.25): # dropout
 
 # %% ../../../nbs/706_paper.backbones.fusenet.ipynb #fb780d2b
 def _load_vgg(stages, features):
-    "Copy the convolutions of VGG's `features` into `stages`; the first is averaged if it has other input channels"
+    "Copy the convolutions of VGG's `features` into `stages`; the first is averaged for other inputs"
     src = [(c,b) for c,b in zip(features, features[1:]) if isinstance(c, nn.Conv2d)]
     for (c,b),(c2,b2) in zip(src, [(l[0],l[1]) for st in stages for l in st], strict=True):
-        w = c.weight if c.in_channels==c2.in_channels else c.weight.mean(1, keepdim=True).expand_as(c2.weight)
+        w = c.weight
+        if c.in_channels!=c2.in_channels: w = w.mean(1, keepdim=True).expand_as(c2.weight)
         b2.load_state_dict({**b.state_dict(), 'running_mean': b.running_mean-c.bias})
         c2.load_state_dict({'weight': w})
 
 # %% ../../../nbs/706_paper.backbones.fusenet.ipynb #ff2ac6ae
 def fusenet(
-    pretrained=False, # use ImageNet's weights for both encoders? or a file of torchvision's `vgg16_bn`
+    pretrained=False, # ImageNet's weights for both encoders? or a file of torchvision's `vgg16_bn`
     p=.5 # dropout
 ):
     "FuseNet as published, 64 features"

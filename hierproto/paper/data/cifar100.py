@@ -35,14 +35,15 @@ def _cifar100_tensors(source=None):
     path = cifar100_folder(source).resolve()
     def read():
         (x,y,vocab),(xt,yt,vt) = [read_classes(path/o) for o in ('train','test')]
-        if vocab!=vt: raise ValueError(f'train and test differ in classes: {sorted(set(vocab)^set(vt))}')
+        differ = sorted({*vocab}^{*vt})
+        if differ: raise ValueError(f'train and test differ in classes: {differ}')
         return dict(train=(x,y), test=(xt,yt), vocab=vocab)
     o = cached(cache_path('cifar100', 'v1', str(path), file_stamp(path)), read)
     return o['train'], o['test'], o['vocab']
 
 # %% ../../../nbs/702_paper.data.cifar100.ipynb #069742f9
 def _pad_crop(x, i, j):
-    "A crop of its size from each image of `x` (B, C, H, W), at row `i` and column `j` (B,) of the padded image"
+    "A crop of its size from each padded image of `x` (B, C, H, W), at row `i` and column `j` (B,)"
     h,w = x.shape[-2:]
     cuts = F.pad(x, [4]*4).unfold(2, h, 1).unfold(3, w, 1)
     return cuts[torch.arange(len(x), device=x.device), :, i, j]

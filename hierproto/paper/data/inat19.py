@@ -16,26 +16,31 @@ from .common import *
 def _read_list(file):
     "Images in `file`: a table of path and category number"
     o = json.loads(Path(file).read_text(encoding='utf-8'))
-    names,a = pd.DataFrame(o['images']).set_index('id')['file_name'],pd.DataFrame(o['annotations'])
-    return pd.DataFrame(dict(file=names[a['image_id']].to_numpy(), category=a['category_id'].to_numpy()))
+    names = pd.DataFrame(o['images']).set_index('id')['file_name']
+    labels = pd.DataFrame(o['annotations'])
+    files = names[labels['image_id']].to_numpy()
+    return pd.DataFrame(dict(file=files, category=labels['category_id'].to_numpy()))
 
 # %% ../../../nbs/705_paper.data.inat19.ipynb #b8a1f0ac
 _SITE = 'https://github.com/visipedia/inat_comp/tree/master/2019'
 
 def _folder(source=None, has='val2019.json'):
     "Folder of iNat-19"
-    return find_data('inat19', source, has, f"train2019.json, val2019.json and train_val2019/ are at {_SITE}.")
+    hint = f'train2019.json, val2019.json and train_val2019/ are at {_SITE}.'
+    return find_data('inat19', source, has, hint)
 
 # %% ../../../nbs/705_paper.data.inat19.ipynb #ad443b72
 def _split_images(src, lists, fraction=1., seed=0):
-    "Images of `lists` in the folder `src`: a table of path, category and part (0 train, 1 valid, 2 test)"
+    "Images of `lists` in the folder `src`: path, category, part (0 to train, 1 to validate, 2 to test)"
     t = pd.concat([_read_list(src/f'{o}.json') for o in lists], ignore_index=True)
     parts = random_parts(len(t), (.75,.125,.125), seed)
     parts[0] = parts[0][take_fraction(t.category.to_numpy()[parts[0]], fraction, seed)]
-    return pd.concat([t.iloc[p.numpy()].assign(part=k) for k,p in enumerate(parts)]).sort_index().reset_index(drop=True)
+    tables = [t.iloc[p.numpy()].assign(part=k) for k,p in enumerate(parts)]
+    return pd.concat(tables).sort_index().reset_index(drop=True)
 
 # %% ../../../nbs/705_paper.data.inat19.ipynb #33f7b232
-def _file(o): return o[0] if isinstance(o, list) else o # items are lists, because transforms unpack tuples
+# items are lists, because transforms unpack tuples
+def _file(o): return o[0] if isinstance(o, list) else o
 def _name(o): return o[1]
 
 # %% ../../../nbs/705_paper.data.inat19.ipynb #1b4090bb
@@ -55,13 +60,16 @@ def inat19(
 ):
     "iNat-19, 75% to train, 12.5% to validate and, as `dls[2]`, 12.5% to test: `dls, hierarchy`"
     src = _folder(source, f'{lists[0]}.json')
-    t,vocab = _split_images(src, lists, fraction, seed),Hierarchy.named('inat19').leaves
+    t = _split_images(src, lists, fraction, seed)
+    vocab = Hierarchy.named('inat19').leaves
     if not (src/t.file[0]).exists():
-        raise FileNotFoundError(f'{t.file[0]} is missing: unpack train_val2019.tar.gz next to the lists, see {_SITE}')
+        raise FileNotFoundError(f'{t.file[0]} is missing: '
+                                f'unpack train_val2019.tar.gz next to the lists, see {_SITE}')
     block = DataBlock((ImageBlock,CategoryBlock(vocab=vocab, sort=False)), get_x=_file, get_y=_name,
         splitter=lambda items: [np.flatnonzero(t.part==k).tolist() for k in range(3)],
         item_tfms=RandomResizedCrop(size, min_scale=min_scale) if augment else Resize(size),
         batch_tfms=[*[Flip()]*augment, Normalize.from_stats(*imagenet_stats, cuda=False)])
     items = [[src/f, vocab[k]] for f,k in zip(t.file, t.category)]
-    dls = block.dataloaders(items, path, bs=bs, num_workers=ifnone(num_workers, defaults.cpus), drop_last=False)
+    workers = ifnone(num_workers, defaults.cpus)
+    dls = block.dataloaders(items, path, bs=bs, num_workers=workers, drop_last=False)
     return dls.to(ifnone(device, default_device())), align_costs(hierarchy, vocab, subset=True)

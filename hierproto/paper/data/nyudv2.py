@@ -24,7 +24,9 @@ def _parse_ranges(s):
     ends = [[int(n) for n in o.split('-')] for o in s.split()]
     return [i for o in ends for i in range(o[0], o[-1]+1)]
 
-def _facts(): return json.loads((files('hierproto.paper.data')/'nyudv2_40.json').read_text(encoding='utf-8'))
+def _facts():
+    file = files('hierproto.paper.data')/'nyudv2_40.json'
+    return json.loads(file.read_text(encoding='utf-8'))
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #8cfe3580
 VOID = 255
@@ -49,9 +51,9 @@ def _resize_bytes(x, size, smooth=False):
     return F.interpolate(x[None].float(), size=tuple(size), **kw)[0].round().to(x.dtype)
 
 def _resized_frame(rgb, depth, label, size):
-    "Colour and depth (4, H, W) and classes (H, W), from `rgb` (3, H, W), `depth` and `label` (1, H, W)"
+    "Colour and depth (4, H, W) and classes (H, W), from `rgb` (3, H, W), `depth`, `label` (1, H, W)"
     x = torch.cat([_resize_bytes(rgb, size, True), _resize_bytes(depth, size)])
-    return x,_resize_bytes(label, size)[0]
+    return x, _resize_bytes(label, size)[0]
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #c2dc884f
 def _read_frame(f, size):
@@ -59,9 +61,11 @@ def _read_frame(f, size):
     return _resized_frame(image_tensor(f), depth, label-1, size)
 
 def _read_frames(path, size=None):
-    "Frames in a folder: numbers, colour and depth as bytes (N, 4, H, W), classes as bytes (N, H, W)"
+    "Frames in a folder: numbers, colour and depth as bytes (N, 4, H, W), classes (N, H, W)"
     frames = sorted(Path(path).glob('rgb/*.*'))
-    x,y = zip(*parallel(_read_frame, frames, size=size, n_workers=defaults.cpus, threadpool=True, progress=False))
+    pairs = parallel(_read_frame, frames, size=size, n_workers=defaults.cpus, threadpool=True,
+                     progress=False)
+    x, y = zip(*pairs)
     return [int(f.stem) for f in frames], torch.stack(x), torch.stack(y)
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #9add861c
@@ -71,17 +75,20 @@ def _read_mat(file, size=None):
     def frame(rgb, depth, label):
         depth = (torch.from_numpy(depth.T.copy())*25.5).round().clamp(0, 255).to(torch.uint8)
         label = table[torch.from_numpy(label.T.astype(np.int64))]
-        return _resized_frame(torch.from_numpy(rgb.swapaxes(1, 2).copy()), depth[None], label[None], size)
-    with extra('h5py', 'nyudv2').File(file, 'r') as f: x,y = zip(*map(frame, f['images'], f['depths'], f['labels']))
+        rgb = torch.from_numpy(rgb.swapaxes(1, 2).copy())
+        return _resized_frame(rgb, depth[None], label[None], size)
+    with extra('h5py', 'nyudv2').File(file, 'r') as f:
+        x, y = zip(*map(frame, f['images'], f['depths'], f['labels']))
     return [*range(1, len(x)+1)], torch.stack(x), torch.stack(y)
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #4254fb27
 def _source(source=None):
     "The official file, or the folder of images, wherever it is"
-    hint = ("nyu_depth_v2_labeled.mat (2.8 GB) is at https://cs.nyu.edu/~fergus/datasets/nyu_depth_v2.html; "
-            "a folder with rgb/NNNN.jpg, depth/NNNN.png and label40/NNNN.png works too.")
+    mat = 'nyu_depth_v2_labeled.mat'
+    hint = (f'{mat} (2.8 GB) is at https://cs.nyu.edu/~fergus/datasets/nyu_depth_v2.html; '
+            'a folder with rgb/NNNN.jpg, depth/NNNN.png and label40/NNNN.png works too.')
     if source and Path(source).is_file(): return Path(source)
-    names,mat = ['nyudv2','nyudv2_160x120'],'nyu_depth_v2_labeled.mat'
+    names = ['nyudv2','nyudv2_160x120']
     try: return find_data(names, source, mat)/mat
     except FileNotFoundError: return find_data(names, source, 'label40/*.png', hint)
 
@@ -90,16 +97,18 @@ def _tensors(source=None, size=None):
     "NYUDv2 as `(x, y), (x, y)`: to train and to test"
     path = _source(source).resolve()
     read = _read_mat if path.is_file() else _read_frames
-    ids,x,y = cached(cache_path('nyudv2', 'v1', str(path), file_stamp(path), size), lambda: list(read(path, size)))
+    file = cache_path('nyudv2', 'v1', str(path), file_stamp(path), size)
+    ids, x, y = cached(file, lambda: list(read(path, size)))
     if len(ids)<1449: warnings.warn(f'{path.name} has {len(ids)} of the 1449 frames')
-    parts = [[ids.index(k) for k in o if k in set(ids)] for o in official_split()]
+    place = {k: i for i,k in enumerate(ids)}
+    parts = [[place[k] for k in o if k in place] for o in official_split()]
     return [(x[i],y[i]) for i in parts]
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #f45845de
 def tree_colours(
     h # a tree
 ):
-    "A colormap with one colour for each node of the first level of `h`, and a shade of it for each class below"
+    "A colormap with a colour for each node of the first level of `h`, and a shade for each class"
     import matplotlib.pyplot as plt
     maps = ('Blues','Greens','Oranges','Purples','Greys','Reds')
     groups = [p[0] for p in h.nodes[:len(h)]]
@@ -114,12 +123,15 @@ class _TensorRGBD(TensorImage):
     def show(self, ctx=None, **kwargs):
         "Show the colours"
         x = self.as_subclass(Tensor)[:3]
-        return show_image(x if x.dtype==torch.uint8 else x.clamp(0, 255 if x.max()>2 else 1), ctx=ctx, **kwargs)
+        if x.dtype!=torch.uint8: x = x.clamp(0, 255 if x.max()>2 else 1)
+        return show_image(x, ctx=ctx, **kwargs)
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #0fd9a2d6
 class _RGBDDS(TensorDS):
     "Frames `x` (N, 4, H, W) and classes `y` (N, H, W)"
-    def __getitem__(self, i): return (_TensorRGBD(self.x[i]),) + (() if self.y is None else (TensorMask(self.y[i]),))
+    def __getitem__(self, i):
+        x = _TensorRGBD(self.x[i])
+        return (x,) if self.y is None else (x, TensorMask(self.y[i]))
     def decode(self, o, full=True): return o
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #59357263
@@ -138,20 +150,25 @@ def show_batch(x:_TensorRGBD, y:TensorMask, samples, ctxs=None, max_n=6, figsize
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #719a9921
 class _FlipZoom(ItemTransform):
-    "Flip a share `flip` of training frames and enlarge them by a factor in `zoom`: colour, depth and classes together"
-    split_idx,order = 0,20 # training only, on floats
-    def __init__(self, flip=.5, zoom=(1.,1.25)): self.flip,self.zoom = flip,zoom
+    "Flip a share `flip` of training frames and enlarge them within `zoom`, with depth and classes"
+    split_idx = 0 # training only
+    order = 20 # on floats
+    def __init__(self, flip=.5, zoom=(1.,1.25)):
+        self.flip = flip
+        self.zoom = zoom
     def draw(self, n, device=None):
         "Random maps of `n` frames, (n, 2, 3)"
         u = torch.rand(4, n, device=device)
-        s = 1/(self.zoom[0]+u[0]*(self.zoom[1]-self.zoom[0]))
-        tx,ty,o = (2*u[1]-1)*(1-s),(2*u[2]-1)*(1-s),torch.zeros_like(s)
+        low, high = self.zoom
+        s = 1/(low + u[0]*(high-low))
+        tx, ty = (2*u[1]-1)*(1-s), (2*u[2]-1)*(1-s)
+        o = torch.zeros_like(s)
         return torch.stack([s.where(u[3]>=self.flip, -s), o, tx, o, s, ty], 1).view(-1, 2, 3)
 
     def encodes(self, b):
         x,y = [o.as_subclass(Tensor) for o in b]
         grid = F.affine_grid(self.draw(len(x), x.device), x.shape, align_corners=False)
-        near = lambda o: F.grid_sample(o, grid, mode='nearest', align_corners=False)
+        def near(o): return F.grid_sample(o, grid, mode='nearest', align_corners=False)
         colour = F.grid_sample(x[:,:3], grid, padding_mode='border', align_corners=False)
         y = near(y[:,None].float())[:,0].to(y.dtype)
         return type(b[0])(torch.cat([colour, near(x[:,3:])], 1)), type(b[1])(y)
@@ -170,7 +187,8 @@ def _frame_features(x, net, bar=False):
     mean,std = [tensor(preprocessing(net)[k])[:,None,None] for k in ('mean','std')]
     def some(x):
         x = F.interpolate(x.float()/255, scale_factor=2, mode='bilinear')
-        both = torch.cat([x[:,:3], x[:,3:].expand(-1, 3, -1, -1)]).to(memory_format=torch.channels_last)
+        both = torch.cat([x[:,:3], x[:,3:].expand(-1, 3, -1, -1)]) # colours, depth as a grey image
+        both = both.to(memory_format=torch.channels_last)
         maps = net.forward_intermediates((both-mean)/std, indices=[2,3,4], intermediates_only=True)
         return torch.cat([torch.cat(o.chunk(2), 1).flatten(1) for o in maps], 1).half()
     return torch.cat([some(o) for o in progress_bar(x.split(16), leave=False, display=bar)])
@@ -179,11 +197,12 @@ def _frame_features(x, net, bar=False):
 class _MapDS(TensorDS):
     "Features `x` (N, views, F) of frames, the second view mirrored, and classes `y` (N, H, W)"
     def __getitem__(self, i):
-        x,y = self.x[i],self.y[i].long()
-        if self.split_idx!=0: return TensorBase(x[...,0,:].float()),TensorMask(y)
+        x, y = self.x[i], self.y[i].long()
+        if self.split_idx!=0: return TensorBase(x[...,0,:].float()), TensorMask(y)
         view = torch.randint(x.shape[-2], (*x.shape[:-2],1,1))
-        x,y = x.take_along_dim(view, -2).squeeze(-2),y.flip(-1).where(view>0, y)
-        return TensorBase(x.float()),TensorMask(y[...,::2,::2])
+        x = x.take_along_dim(view, -2).squeeze(-2)
+        y = y.flip(-1).where(view>0, y)
+        return TensorBase(x.float()), TensorMask(y[...,::2,::2])
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #c046e57f
 def _digest(tensors):
@@ -192,10 +211,11 @@ def _digest(tensors):
     return res.hexdigest()[:16]
 
 def _features(parts, net):
-    "Features (N, views, F) by `net` of the frames in `parts`, to train and to test, and their digest"
+    "Features (N, views, F) by `net` of the frames in `parts`, to train and to test, and a digest"
     (train,_),(test,_) = parts
     def views(*xs): return torch.stack([_frame_features(o, net, bar=True) for o in xs], 1)
-    return [views(train, train.flip(-1)), views(test), _digest([train, test, *net.state_dict().values()])]
+    digest = _digest([train, test, *net.state_dict().values()])
+    return [views(train, train.flip(-1)), views(test), digest]
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #b40a171a
 def _hold_out(x, y, share, seed=0):
@@ -224,17 +244,25 @@ def nyudv2(
     **kwargs
 ):
     "NYUDv2, 795 frames to train and 654 to test: `dls, hierarchy`; void pixels are 255"
-    vocab,size = list(_facts()['classes']),(size, size*4//3) if isinstance(size, int) else size
-    (x,y),test = parts = _tensors(source, size)
+    vocab = list(_facts()['classes'])
+    if isinstance(size, int): size = size, size*4//3
+    parts = _tensors(source, size)
+    (x,y), test = parts
     if frozen:
         path = _source(source).resolve()
         file = cache_path('nyudv2_features', str(path), file_stamp(path), size, frozen, pretrained)
-        x,x_test,digest = cached(file, lambda: _features(parts, _frozen_net(frozen, pretrained)))
-        x,test = x if augment else x[:,:1],(x_test,test[1])
-    if holdout: (x,y),test = _hold_out(x, y, holdout)
+        def compute(): return _features(parts, _frozen_net(frozen, pretrained))
+        x, x_test, digest = cached(file, compute)
+        if not augment: x = x[:,:1]
+        test = x_test, test[1]
+    if holdout: (x,y), test = _hold_out(x, y, holdout)
     part = take_fraction(torch.zeros(len(x), dtype=torch.long), fraction, seed)
-    tfms = None if frozen else image_tfms([[*o, d] for o,d in zip(stats, _DEPTH)], *[_FlipZoom()]*augment)
+    tfms = None
+    if not frozen:
+        with_depth = [[*o, d] for o,d in zip(stats, _DEPTH)]
+        tfms = image_tfms(with_depth, *[_FlipZoom()]*augment)
     ds_cls = _MapDS if frozen else _RGBDDS
-    dls = tensor_dls((x[part],y[part]), test, vocab, bs=bs, batch_tfms=tfms, ds_cls=ds_cls, **kwargs)
+    train = x[part], y[part]
+    dls = tensor_dls(train, test, vocab, bs=bs, batch_tfms=tfms, ds_cls=ds_cls, **kwargs)
     if frozen: dls.features = digest
     return dls, align_costs(hierarchy, vocab, subset=True)

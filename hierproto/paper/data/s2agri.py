@@ -23,10 +23,12 @@ def s2agri_folder(
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #d3562ded
 def _read_days(dates, ids):
-    "Days of the images of each parcel since the first date; one array, under None, if all parcels share their dates"
+    "Days of the images of each parcel since the first date; one array, under None, for shared dates"
     if not isinstance(first(dates.values()), list): # image number -> date
-        dates,ids = {None:[dates[k] for k in sorted(dates, key=int)]},[None]
-    days = {i:np.array([pd.Timestamp(str(d)).toordinal() for d in dates[i]], 'float32') for i in ids}
+        dates = {None: [dates[k] for k in sorted(dates, key=int)]}
+        ids = [None]
+    def day(date): return pd.Timestamp(str(date)).toordinal()
+    days = {i: np.array([day(d) for d in dates[i]], 'float32') for i in ids}
     start = min(d.min() for d in days.values())
     return {i:d-start for i,d in days.items()}
 
@@ -40,12 +42,13 @@ def _read_labels(labels, name=None, min_samples=100):
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #4bf20f40
 def _label_tree(labels, fine, names={}):
-    "Tree over the classes of the parcels `fine`; nomenclatures in `labels` that nest are the levels above"
+    "Tree over the classes of the parcels `fine`; nomenclatures in `labels` that nest are its levels"
     paths = {k:(str(names.get(k, k)),) for k in fine.values()}
     for name,o in sorted(labels.items(), key=lambda kv: -len({*kv[1].values()})):
         up = {(paths[k][0], o.get(i)) for i,k in fine.items()}
         tops,above = map(set, zip(*up))
-        if len(up)==len(tops) and 1 < len(above) < len(tops): # each class lies in one class of `name`
+        in_one = len(up)==len(tops) # does each class lie in one class of `name`?
+        if in_one and 1 < len(above) < len(tops):
             paths = {k:(f'{name} {dict(up)[p[0]]}',*p) for k,p in paths.items()}
     return Hierarchy.from_paths([paths[k] for k in sorted(paths, key=str)])
 
@@ -61,7 +64,8 @@ def _fold_parts(n, fold=0, seed=0):
 def _sample_pixels(s, n, random=True):
     "Which `n` of `s` pixels to take, at random or evenly spaced; all if there are no more"
     if s<=n: return np.arange(s)
-    return np.sort(torch.randperm(s)[:n].numpy()) if random else np.linspace(0, s-1, n).round().astype(int)
+    if random: return np.sort(torch.randperm(s)[:n].numpy())
+    return np.linspace(0, s-1, n).round().astype(int)
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #7e37dc27
 class _ParcelDS:
@@ -69,7 +73,8 @@ class _ParcelDS:
     n_inp = 1
     def __init__(self, path, ids, y, days, geom=None, vocab=None, n_pixels=64, split_idx=0):
         store_attr('path,ids,days,geom,n_pixels,split_idx')
-        self.y,self.vocab = torch.as_tensor(y),None if vocab is None else CategoryMap(vocab, sort=False)
+        self.y = torch.as_tensor(y)
+        self.vocab = None if vocab is None else CategoryMap(vocab, sort=False)
     def __len__(self): return len(self.ids)
     def array(self, i): return np.load(self.path/'DATA'/f'{self.ids[i]}.npy')
 
@@ -77,9 +82,12 @@ class _ParcelDS:
 @patch
 def __getitem__(self:_ParcelDS, i):
     "Pixels, days and shape features of parcel number `i`, and its class"
-    a,days = self.array(i),self.days[None if None in self.days else self.ids[i]]
-    if len(days)!=len(a): raise ValueError(f'parcel {self.ids[i]} has {len(a)} images but {len(days)} dates')
-    x = torch.from_numpy(a[:,:,_sample_pixels(a.shape[2], self.n_pixels, self.split_idx==0)].astype('float32'))
+    a = self.array(i)
+    days = self.days[None if None in self.days else self.ids[i]]
+    if len(days)!=len(a):
+        raise ValueError(f'parcel {self.ids[i]} has {len(a)} images but {len(days)} dates')
+    some = _sample_pixels(a.shape[2], self.n_pixels, self.split_idx==0)
+    x = torch.from_numpy(a[:,:,some].astype('float32'))
     geom = torch.zeros(0) if self.geom is None else torch.as_tensor(self.geom[i])
     return (x, torch.from_numpy(days), geom), TensorCategory(self.y[i])
 
@@ -87,7 +95,8 @@ def __getitem__(self:_ParcelDS, i):
 @patch
 def new_empty(self:_ParcelDS):
     "The same data set without its parcels"
-    return _ParcelDS(self.path, [], self.y[:0], {}, vocab=self.vocab, n_pixels=self.n_pixels, split_idx=1)
+    kept = dict(vocab=self.vocab, n_pixels=self.n_pixels)
+    return _ParcelDS(self.path, [], self.y[:0], {}, split_idx=1, **kept)
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #526121fa
 def _pad_parcels(items):
@@ -99,7 +108,8 @@ def _pad_parcels(items):
     pixel_mask = pad([torch.ones(x.shape[2], dtype=torch.bool) for x in xs])
     pixels = pad([F.pad(x, (0, pixel_mask.shape[1]-x.shape[2])) for x in xs])
     date_mask = pad([o|~o.any() for o in real])
-    return (pixels,pixel_mask,pad(days),date_mask,torch.stack(geom).float()), TensorCategory(torch.stack(ys))
+    x = pixels, pixel_mask, pad(days), date_mask, torch.stack(geom).float()
+    return x, TensorCategory(torch.stack(ys))
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #621f876b
 class _ArraysOnly(pickle.Unpickler):
@@ -188,9 +198,12 @@ def _norm_geom(src, ids, train):
 def _list_parcels(src, fine, names={}):
     "Parcels of `fine` that have a file, their class numbers, and the names of the classes"
     ids = sorted((i for i in fine if (src/'DATA'/f'{i}.npy').exists()), key=lambda i: (len(i), i))
-    if not ids: raise ValueError('no parcels left: classes have fewer than `min_samples` parcels, or DATA has no files')
+    if not ids:
+        raise ValueError('no parcels left: classes have fewer than `min_samples` parcels, '
+                         'or DATA has no files')
     keys = sorted({fine[i] for i in ids}, key=lambda k: (isinstance(k, str), k))
-    return ids, tensor([keys.index(fine[i]) for i in ids]), [str(names.get(k, k)) for k in keys]
+    y = tensor([keys.index(fine[i]) for i in ids])
+    return ids, y, [str(names.get(k, k)) for k in keys]
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #d78bcbfc
 def _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels):
@@ -198,9 +211,12 @@ def _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels):
     ids,y,vocab = _list_parcels(src, fine, names)
     parts = _fold_parts(len(ids), fold, seed)
     parts[0] = parts[0][take_fraction(y[parts[0]], fraction, seed)]
-    days,geom = _read_days(dates, ids),_norm_geom(src, ids, parts[0])
-    return [_ParcelDS(src, [ids[i] for i in p], y[p], days, geom[p], vocab, n_pixels, min(k, 1))
-            for k,p in enumerate(parts)]
+    days = _read_days(dates, ids)
+    geom = _norm_geom(src, ids, parts[0])
+    def parcels(p, split_idx):
+        here = [ids[i] for i in p]
+        return _ParcelDS(src, here, y[p], days, geom[p], vocab, n_pixels, split_idx)
+    return [parcels(p, min(k, 1)) for k,p in enumerate(parts)]
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #7061d51d
 def s2agri(
@@ -220,11 +236,16 @@ def s2agri(
 ):
     "S2-Agri, or other parcels in its layout: `dls, hierarchy`; the test split is `dls[2]`"
     src = s2agri_folder(source)
-    all_labels,dates = [json.loads((src/'META'/f'{o}.json').read_text()) for o in ('labels','dates')]
-    fine,names = _read_labels(all_labels, labels, min_samples),names or {}
+    def facts(name): return json.loads((src/'META'/f'{name}.json').read_text())
+    all_labels = facts('labels')
+    dates = facts('dates')
+    names = names or {}
+    fine = _read_labels(all_labels, labels, min_samples)
     dss = _parcel_sets(src, dates, fine, names, fold, fraction, seed, n_pixels)
-    h = align_costs(_label_tree(all_labels, fine, names) if hierarchy is None else hierarchy, dss[0].vocab, subset=True)
-    if hierarchy is None and h.depth==1: warnings.warn('without a tree all mistakes cost the same: pass `hierarchy`')
+    tree = _label_tree(all_labels, fine, names) if hierarchy is None else hierarchy
+    h = align_costs(tree, dss[0].vocab, subset=True)
+    if hierarchy is None and h.depth==1:
+        warnings.warn('without a tree all mistakes cost the same: pass `hierarchy`')
     tfms = [_NormParcels(*(_read_stats(src) or _compute_stats(dss[0]))), _JitterPixels()]
     kw = dict(bs=bs, num_workers=num_workers, after_batch=tfms)
     dls = DataLoaders(*[_ParcelDL(ds, shuffle=k==0, **kw) for k,ds in enumerate(dss)], path=path)
