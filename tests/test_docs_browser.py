@@ -225,6 +225,18 @@ def test_dark_and_light(in_tab):
         return seen
     assert len(in_tab(colours)) == 2
 
+def test_description_stands_apart_on_a_phone(in_tab, quarto):
+    "Title, description and first paragraph would otherwise run together"
+    if not quarto: pytest.skip('Sphinx shows the description as a quotation')
+    async def gaps(tab):
+        await tab.set_viewport_size(dict(width=widths[1], height=screen))
+        await opened(tab, 'index.html')
+        return await tab.evaluate("""() => { const at = s => document.querySelector(s).getBoundingClientRect();
+            return [at('.description').top - at('h1.title').bottom,
+                    at('main > p').top - at('.description').bottom] }""")
+    below_title, below_description = in_tab(gaps)
+    assert below_title >= 4 and below_description >= 10
+
 @pytest.mark.parametrize('query,page', [('distortion', 'distortion.html'), ('MetricGuide', 'callbacks.html'),
                                         ('average cost', 'metrics.html'), ('distortion loss', 'distortion.html')])
 def test_search_finds_the_definition_first(query, page, in_tab, sphinx):
