@@ -604,3 +604,20 @@ def test_audit_calls_levels_by_their_names(tmp_path, capsys):
             and table['kingdom accuracy %'][0] == pytest.approx(200/3))
     assert ('kingdom accuracy %' in capsys.readouterr().out
             and '["kingdom", "family", "species"]' in (tmp_path/'a'/'report.html').read_text())
+
+
+def test_audit_is_called_with_the_defaults_of_its_command():
+    "`audit` is also a function of `hierproto.all`, so it is the one worker with defaults of its own"
+    from inspect import signature
+    from hierproto import cli
+    from hierproto.audit import audit
+    def defaults(f): return {k: o.default for k, o in signature(f).parameters.items()}
+    assert defaults(audit) == defaults(cli.audit)
+
+def test_other_workers_have_no_defaults():
+    from inspect import signature
+    from pkgutil import resolve_name
+    from hierproto.cli import COMMANDS
+    workers = {k: resolve_name(o) for k, o in COMMANDS.items() if k != 'audit'}
+    twice = {k: [n for n, o in signature(f).parameters.items() if o.default is not o.empty] for k, f in workers.items()}
+    assert not any(twice.values()), twice
