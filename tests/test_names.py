@@ -63,7 +63,8 @@ def world(seed, plain):
         for k, name in enumerate(names):
             (folder/'images'/part/name).mkdir(parents=True)
             for i in range(n):
-                pixels = rng.integers(0, 256, (28, 28, 3), dtype=np.uint8)
+                colour = rng.integers(40, 216, 3)
+                pixels = (colour + rng.integers(-40, 40, (28, 28, 3))).astype(np.uint8)
                 Image.fromarray(pixels).save(folder/'images'/part/name/f'{part}{k:02}_{i}.png')
 
     with open(folder/'classes.csv', 'w', newline='', encoding='utf-8') as f:
@@ -81,17 +82,26 @@ def world(seed, plain):
     set_seed(0)
     learn = hier_learner(dls, 'convnet', folder/'classes.csv', 'cross_entropy_crm', m=4,
                          pretrained=False)
-    weights = 3*torch.randn(K, 4, generator=torch.Generator().manual_seed(seed))
+    weights = torch.randn(K, 4, generator=torch.Generator().manual_seed(seed))
     at = [names.index(n) for n in dls.vocab]
+    files = sorted(get_image_files(folder/'images'/'valid'), key=lambda f: f.name)
+    mean, std = spread(learn, files)
+    head = learn.model[1]
     with torch.no_grad():
-        learn.model[1].weight.copy_(weights[at])
-        if getattr(learn.model[1], 'bias', None) is not None: learn.model[1].bias.zero_()
+        head.weight.copy_(weights[at]/std)
+        head.bias.copy_(-head.weight @ mean)
     letter = {n: LETTERS[k] for k, n in enumerate(names)}
     return SimpleNamespace(folder=folder, learn=learn, dls=dls, tree=tree, names=names,
                            letter=letter, at=at, order=order,
                            plain=plain,
-                           files=sorted(get_image_files(folder/'images'/'valid'),
-                                        key=lambda f: f.name))
+                           files=files)
+
+
+def spread(learn, files):
+    "Mean and deviation of the embeddings of `files`: with them, answers differ from image to image"
+    dl = learn.dls.test_dl(files, num_workers=0)
+    with torch.no_grad(): z = torch.cat([learn.model[0].eval()(x) for x, in dl])
+    return z.mean(0), z.std(0)
 
 
 def say(w, o):
@@ -190,8 +200,8 @@ def of_training(w, s, y):
     with torch.no_grad(): learn.model[1].protos.copy_(torch.stack([start[p] for p in paths]))
     from fastai.optimizer import SGD
     learn.opt_func = partial(SGD, mom=0.)
-    with quiet(w), learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-2, wd=0.)
-    return {p: np.round(o, 3).tolist()
+    with quiet(w), learn.no_bar(), learn.no_logging(): learn.fit(1, 1., wd=0.)
+    return {p: np.round(o, 4).tolist()
             for p, o in sorted(zip(paths, learn.model[1].protos.detach().numpy().astype(float)))}
 
 def of_saved_model(w, s, y, seed):
@@ -231,7 +241,10 @@ def of_jsonl(w, s, y, seed):
 
 def of_audit(w, s, y, seed):
     p = read_predictions(rows_of_command(w, seed, '.csv', 'crm'), w.tree)
-    return {k: rounded(o.values()) for k, o in p.table().T.to_dict().items()}
+    # ranks of probabilities that rounding makes equal follow the order of the classes
+    t = p.table()
+    t = t[[c for c in t if 'HOPS' not in c]]
+    return {k: rounded(o.values()) for k, o in t.T.to_dict().items()}
 
 def of_rounded(w, s, y):
     "Answers to probabilities that were rounded, as tables have them, without those that are ties"
@@ -316,7 +329,8 @@ def of_new_class(w, s, y):
     at = torch.tensor(w.at)
     set_seed(0)
     learn = hier_learner(w.dls, 'convnet', w.tree, 'learnt', m=4, pretrained=False)
-    with torch.no_grad(): learn.model[1].protos.copy_(protos[at])
+    mean, std = spread(learn, w.files)
+    with torch.no_grad(): learn.model[1].protos.copy_(mean + std*protos[at])
     with quiet(w), learn.no_bar():
         save_classifier(learn, w.folder/'protos')
         p = add_class(load_classifier(w.folder/'protos'), 'new one', examples=w.files[:3])
@@ -336,13 +350,13 @@ def of_estimator(w, s, y):
     return say(w, list(model.predict(X))), say(w, list(best)), say(w, paths)
 
 def of_comparison(w, s, y):
-    "The cost of mistakes planted in test: a quarter of each class lies in the next cluster"
+    "The cost of mistakes planted in test: none, one or two images of a class lie in the next cluster"
     K, n = len(w.names), 8
     k = np.repeat(np.arange(K), n)
     place = {i: w.at.index(i) for i in range(K)}
     X = torch.tensor(9*np.eye(K)[k] + np.random.default_rng(0).normal(0, .1, (K*n, K))).float()
     t = torch.tensor([place[i] for i in k])
-    false = torch.arange(len(k)) % n < 2
+    false = torch.from_numpy(np.arange(len(k)) % n < k % 3)
     wrong = torch.tensor([place[(i+1) % K] for i in k])
     pool = Pool(X, t, list(w.dls.vocab), test=(X, torch.where(false, wrong, t)))
     with quiet(w):
@@ -385,7 +399,8 @@ def of_service(w, s, y, seed):
 
 PATHS = {name[3:]: f for name, f in list(globals().items()) if name.startswith('of_')}
 SLOW = 'onnx', 'comparison'
-WORLDS = range(int(os.environ.get('HIERPROTO_NAMES', 5)))
+WORLDS = [0, 1, 2, 3, 12] # in 0, 1 and 12, digits are not in the order of their values
+if 'HIERPROTO_NAMES' in os.environ: WORLDS = range(int(os.environ['HIERPROTO_NAMES']))
 
 def result(name, seed, plain):
     w, f = world(seed, plain), PATHS[name]
@@ -398,10 +413,24 @@ def alike(a, b):
     if isinstance(a, (list, tuple)): return len(a) == len(b) and all(map(alike, a, b))
     return a == b or isinstance(a, float) and (abs(a-b) < 2.5e-4 or a != a and b != b)
 
+@pytest.mark.parametrize('seed', [0, 1, 12])
+def test_digits_are_not_in_the_order_of_their_values(seed):
+    vocab = list(world(seed, False).dls.vocab)
+    assert sorted(vocab) == sorted(map(str, range(len(vocab)))) and vocab != sorted(vocab, key=int)
+
+
+@pytest.mark.parametrize('seed', WORLDS)
+def test_answers_differ(seed):
+    "With one answer to everything, no order of classes would be noticed"
+    w, (s, y) = world(seed, True), scored(seed, True)
+    for answers in (s.argmax(1), crm(s, w.learn.hierarchy), back_off(s, w.learn.hierarchy, .4)):
+        assert len(answers.unique()) >= 3 and answers.bincount().max() < .7*len(answers)
+
+
 @pytest.mark.parametrize('seed', WORLDS)
 @pytest.mark.parametrize('name', PATHS)
 def test_names_change_nothing(name, seed):
-    if name in SLOW and seed not in (0, 3) and 'HIERPROTO_NAMES' not in os.environ:
+    if name in SLOW and seed not in (1, 12) and 'HIERPROTO_NAMES' not in os.environ:
         pytest.skip('tried in two worlds')
     want, got = (result(name, seed, plain) for plain in (True, False))
     assert alike(got, want), (draw(seed)[1:], got, want)
