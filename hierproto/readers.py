@@ -179,13 +179,22 @@ def _fill_merged(rows, places):
 # headers that are not names of levels
 GENERIC = re.compile(r'(level)?[\W_]*\d*|title|weight:.*|node|parent|predicted', re.I)
 
+_CLASS_HEADERS = re.compile(r'class(es)?|names?|labels?|categor(y|ies)|species|lea(f|ves)|targets?', re.I)
+
 def _check_header(df, levels):
     "Refuse a table whose first row looks like a class, not like a header"
+    if len(levels) == 1: _warn_lost_class(levels[0], df.index.name)
     first = levels[0] if levels[1:] else ''
     if GENERIC.fullmatch(first) or first not in {*map(str, df[first])}: return
     example = ','.join(f'level{i+1}' for i in range(len(levels)))
     fail(f'{first!r} is the header of the first column and a group in it: put names of the levels '
          f'in the first line, for example {example}', df.index.name)
+
+def _warn_lost_class(header, where):
+    "Warn if the `header` of the only column of a file may be a class"
+    if where == 'the frame' or GENERIC.fullmatch(header) or _CLASS_HEADERS.fullmatch(header): return
+    warnings.warn(f'{where}: {header!r} is read as the name of the column; if it is a class, '
+                  'put a line with the word class above it', stacklevel=5)
 
 # %% ../nbs/003_readers.ipynb #9adf0a26
 def _warn_odd(paths, column, where):
