@@ -55,7 +55,8 @@ class HierarchicalClassifier(ClassifierMixin, BaseEstimator):
         params=None, # further arguments of the method, such as dict(lam=2.)
         random_state=None, # seed of weights and order
         labels=None, # names that numbers in `y` stand for, if a meta-estimator encodes labels
-        threshold=.5 # probability that an answer of the rule 'back_off' must have
+        threshold=.5, # probability that an answer of the rule 'back_off' must have
+        temperature=1. # scores are divided by it, see `fit_temperature`
     ): store_attr()
 
 # %% ../nbs/509_estimator.ipynb #0ba47252
@@ -175,6 +176,8 @@ def fit(self:HierarchicalClassifier,
     rules = 'argmax','crm','back_off'
     if self.rule not in (None, *rules):
         raise ValueError(f"unknown rule {self.rule!r}; choose from {', '.join(rules)}")
+    if not 0 < self.temperature < np.inf:
+        raise ValueError(f'temperature must be positive and finite, got {self.temperature}')
     X, y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)
     weights = _weights(X, sample_weight)
@@ -199,7 +202,7 @@ def _class_scores(self:HierarchicalClassifier, X):
     check_is_fitted(self)
     X = self._scaler.transform(validate_data(self, X, dtype=np.float64, reset=False))
     parts = torch.as_tensor(X).split(4096)
-    with torch.no_grad(): return torch.cat([self.model_(o) for o in parts])
+    with torch.no_grad(): return torch.cat([self.model_(o) for o in parts])/self.temperature
 
 # %% ../nbs/509_estimator.ipynb #9a504bfe
 @patch
