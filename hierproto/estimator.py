@@ -17,6 +17,7 @@ from .hierarchy import *
 from .hierarchy import tidy_name
 from .inference import class_path, get_rule
 from .methods import get_method
+from .scores import checked_temperature
 from .features import train_head
 
 # %% ../nbs/509_estimator.ipynb #ef8cb47e
@@ -176,8 +177,7 @@ def fit(self:HierarchicalClassifier,
     rules = 'argmax','crm','back_off'
     if self.rule not in (None, *rules):
         raise ValueError(f"unknown rule {self.rule!r}; choose from {', '.join(rules)}")
-    if not 0 < self.temperature < np.inf:
-        raise ValueError(f'temperature must be positive and finite, got {self.temperature}')
+    checked_temperature(self.temperature)
     X, y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)
     weights = _weights(X, sample_weight)
@@ -202,7 +202,8 @@ def _class_scores(self:HierarchicalClassifier, X):
     check_is_fitted(self)
     X = self._scaler.transform(validate_data(self, X, dtype=np.float64, reset=False))
     parts = torch.as_tensor(X).split(4096)
-    with torch.no_grad(): return torch.cat([self.model_(o) for o in parts])/self.temperature
+    T = checked_temperature(self.temperature) # may have been set after `fit`
+    with torch.no_grad(): return torch.cat([self.model_(o) for o in parts])/T
 
 # %% ../nbs/509_estimator.ipynb #9a504bfe
 @patch

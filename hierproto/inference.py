@@ -15,7 +15,7 @@ from fastcore.basics import noop, patch
 from fastai.learner import Learner
 from fastai.callback.progress import ProgressCallback # for `no_bar`
 from .hierarchy import *
-from .scores import as_probs, as_scores, check_scores, scores_only
+from .scores import as_probs, as_scores, check_scores, checked_temperature, scores_only
 from .subtree import SubtreeSum
 
 # %% ../nbs/203_inference.ipynb #96a92c23
@@ -170,7 +170,7 @@ class CRM(Rule):
     ):
         if not isinstance(D, torch.Tensor): D = align_costs(D, vocab)
         super().__init__(getattr(D, 'leaves', None), probs)
-        self.temperature = float(temperature)
+        self.temperature = checked_temperature(temperature)
         self.register_buffer('D', D if isinstance(D, torch.Tensor) else as_costs(D))
 
     def answers(self,
