@@ -120,6 +120,12 @@ def labelled(
     nodes[known] = y[known]
     return x, nodes
 
+# %% ../../nbs/721_paper.studies.ipynb #6f08eecc
+def recipe(data, study, method, seed=0, fine=None, up=0, **settings):
+    "Everything that decides a run, and its `run_id`"
+    r = dict(data=data, study=study, method=method, seed=seed, fine=fine, up=up, settings=settings)
+    return dict(run_id=run_hash(r), **r)
+
 # %% ../../nbs/721_paper.studies.ipynb #f07be9c0
 HIDDEN = dict(cifar100=0, icd10=256, languages=256)
 BATCH = dict(cifar100=512, icd10=256, languages=512)
@@ -180,6 +186,7 @@ def guarantee_facts(held, test, h):
         classes=(nodes<len(h)).float().mean().item(),
         ahc_guarantee=h.pair_costs(nodes, y).mean().item())
 
+# %% ../../nbs/721_paper.studies.ipynb #dd6bd0e3
 def calibration_facts(scores, T, y):
     "How honest the probabilities of `scores` are, as they are and with the temperature `T`"
     return dict(
@@ -189,6 +196,7 @@ def calibration_facts(scores, T, y):
         ece=calibration_error(scores, y, probs=False).item(),
         ece_t=calibration_error(scores/T, y, probs=False).item())
 
+# %% ../../nbs/721_paper.studies.ipynb #0c7d60bd
 def measure_study(
     learn, # trained `Learner`
     parts # its data
@@ -219,7 +227,7 @@ def learnt_distortion(learn, h):
     except ValueError: return None
     return float(scale_free_distortion(protos.detach()[:len(h)], h))
 
-# %% ../../nbs/721_paper.studies.ipynb #04357fe0
+# %% ../../nbs/721_paper.studies.ipynb #f764c0de
 FINE = dict(cifar100=(5,25,125), icd10=(2,5), languages=(5,25,125))
 KNOBS = dict(
     cross_entropy=('wd',.01,.1),
@@ -233,11 +241,6 @@ FIXED = dict(
     cross_entropy=dict(lr=3e-3, wd=1.),
     learnt=_LEARNT,
     gp_disto=dict(_LEARNT, lam=1.))
-
-def recipe(data, study, method, seed=0, fine=None, up=0, **settings):
-    "Everything that decides a run, and its `run_id`"
-    r = dict(data=data, study=study, method=method, seed=seed, fine=fine, up=up, settings=settings)
-    return dict(run_id=run_hash(r), **r)
 
 # %% ../../nbs/721_paper.studies.ipynb #d215cbb6
 def trials(data, method):
@@ -385,6 +388,7 @@ class ScaleByEpoch(Callback):
         protos = find_protos(self.learn.model).protos.detach()
         self.scales.append(smooth_scale(protos, self.D).item())
 
+# %% ../../nbs/721_paper.studies.ipynb #b96f5ae7
 def scale_line(data, init, seeds, out='results'):
     "Recipes that start prototypes by `init`, one per seed; none until the settings are chosen"
     settings = chosen(data, 'gp_disto', out)
@@ -392,6 +396,7 @@ def scale_line(data, init, seeds, out='results'):
     settings = dict(settings, lam=1., init=init)
     return [recipe(data, 'scale', 'gp_disto', s, **settings) for s in seeds]
 
+# %% ../../nbs/721_paper.studies.ipynb #754fa0b4
 def scale_facts(r, parts):
     "Train the recipe `r` and return its row without `run_id`"
     recorder = ScaleByEpoch(parts.h)
@@ -410,6 +415,7 @@ def scale_facts(r, parts):
         distortion=learnt_distortion(learn, parts.h),
         ahc=average_cost(scores, parts.test[1], parts.h).item())
 
+# %% ../../nbs/721_paper.studies.ipynb #de8022a5
 def run_scale(r, out='results'):
     "Train the recipe `r` and append its row to `scales.csv`, unless it is there"
     path = Path(out)/'scales.csv'
@@ -435,6 +441,7 @@ def curve_facts(scores, y, h):
     return dict(er=error_rate(scores, y).item(), area=area,
                 accuracies=json.dumps([round(a, 4) for a in at]))
 
+# %% ../../nbs/721_paper.studies.ipynb #0610890d
 def run_curve(r, out='results'):
     "Train the recipe `r` and append its row to `curves.csv`, unless it is there"
     path = Path(out)/'curves.csv'
@@ -509,6 +516,7 @@ def find_wrong(parts, seed=0, share=.02, **settings):
     found = dict(**hits(torch.tensor(rows), bad, 'hits'), **hits(flat, bad, 'flat'))
     return dict(n=len(y), wrong=int(bad.sum()), **found)
 
+# %% ../../nbs/721_paper.studies.ipynb #42653833
 def run_suspects(
     data, # name in `DATA`
     seed, # of wrong labels, folds and trainings
