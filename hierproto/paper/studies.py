@@ -433,7 +433,7 @@ CURVE_COLUMNS = 'run_id data method seed settings er area accuracies seconds com
 SPECIFICITIES = [round(1 - i/20, 2) for i in range(21)]
 
 def curve_facts(scores, y, h):
-    "Error rate, area above the curve, and the accuracies at `SPECIFICITIES`, for `scores` of the classes `y`"
+    "Error rate, area above the curve and accuracies at `SPECIFICITIES` of `scores`; classes `y`"
     accuracy, specificity = risk_curve(scores, y, h, probs=False)
     rising = accuracy.flip(0), specificity.flip(0) # as `interp` needs it
     at = np.interp(SPECIFICITIES, rising[1], rising[0])
