@@ -185,10 +185,11 @@ def tuning(best, tier, fraction, seed=0):
 
 # %% ../../nbs/716_paper.evidence.ipynb #182dee8f
 def rates_of(tried, path):
-    "The cheapest rate of each method in `tried`, a dict from method and rate to recipe; rows at `path`"
+    "The cheapest rate of each method whose trials in `tried`, by method and rate, are all at `path`"
     methods = dict.fromkeys(m for m,_ in tried)
     pairs = {m: [(lr, r['run_id']) for (n,lr),r in tried.items() if n==m] for m in methods}
-    return {m: cheapest(o, path) for m,o in pairs.items()}
+    best = {m: cheapest(o, path) for m,o in pairs.items()}
+    return {m: lr for m,lr in best.items() if lr is not None}
 
 # %% ../../nbs/716_paper.evidence.ipynb #e39ac892
 def best_rates(best, out):
@@ -253,6 +254,7 @@ def main():
         best = {} if s in _NEED_NOTHING else chosen(a.out)
         if s not in _NEED_NOTHING and not best: p.error(f'{s} needs the rows of the stage study')
         recipes = STAGES[s](best, a.out)
+        if not recipes: p.error(f'{s} needs the rows of the stage that chooses its settings')
         run_sweep(recipes, out=a.out, say=partial(print, flush=True), preds=s in _KEEP_PREDS)
 
 # %% ../../nbs/716_paper.evidence.ipynb #2e74c038
