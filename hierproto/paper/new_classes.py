@@ -40,18 +40,21 @@ def of_classes(part, h, names):
 
 # %% ../../nbs/722_paper.new_classes.ipynb #34cb7b72
 def measure(learn, test, n_old):
-    "Error rates among samples of old and of new classes, and both numbers of all"
+    "Error rates among samples of old and of new classes; error rate and average cost of all"
     x, y = test
     scores = head_scores(learn, x)
     wrong = (scores.argmax(1) != y).float()
     report = hier_report(scores, y, learn.hierarchy, ['error_rate', 'average_cost'], probs=False)
-    return dict(er_old=wrong[y < n_old].mean().item(), er_new=wrong[y >= n_old].mean().item(),
-                er=report['error_rate'], ahc=report['average_cost'])
+    return dict(
+        er_old=wrong[y < n_old].mean().item(),
+        er_new=wrong[y >= n_old].mean().item(),
+        er=report['error_rate'],
+        ahc=report['average_cost'])
 
 # %% ../../nbs/722_paper.new_classes.ipynb #5d295d31
 METHODS = 'learnt', 'gp_disto'
-CASES = [*[('added', n) for n in (0, 1, 5, 20)], *[('added_far', n) for n in (1, 5, 20)],
-         *[('trained', n) for n in (1, 5, 20, None)]]
+EXAMPLES = dict(added=(0, 1, 5, 20), added_far=(1, 5, 20), trained=(1, 5, 20, None))
+CASES = [(how, n) for how,numbers in EXAMPLES.items() for n in numbers]
 
 def new_class_recipe(method, seed, how, examples):
     "What decides a row, and its `run_id`; `examples` of each new class, None for all"
@@ -89,7 +92,7 @@ def run_new_classes(method, seed, parts, path):
     x_old, y_old = of_classes(parts.train, h, old)
     x_new, y_new = of_classes(parts.train, h, new)
 
-    base = None
+    base = None # trained once, if a row needs it
     for how, n in CASES:
         r = new_class_recipe(method, seed, how, n)
         if r['run_id'] in finished(path): continue
@@ -101,11 +104,18 @@ def run_new_classes(method, seed, parts, path):
             learn = trained(r, train, held, both)
         else:
             train = x_old, y_old
-            if base is None: base = trained(r, train, of_classes(parts.held, h, old), h.subset(old))
+            if base is None:
+                base = trained(r, train, of_classes(parts.held, h, old), h.subset(old))
             learn = with_added(base, new, (x, y), both, how == 'added_far')
-        row = dict(r, settings=json.dumps(r['settings']), **measure(learn, test, len(old)),
-                   n_train=len(train[1]), n_test=len(test[1]), seconds=round(time.time()-start, 1),
-                   commit=commit(), versions=versions())
+        row = dict(
+            r,
+            **measure(learn, test, len(old)),
+            settings=json.dumps(r['settings']),
+            n_train=len(train[1]),
+            n_test=len(test[1]),
+            seconds=round(time.time()-start, 1),
+            commit=commit(),
+            versions=versions())
         add_row(path, row, COLUMNS)
 
 # %% ../../nbs/722_paper.new_classes.ipynb #9d9e31b2

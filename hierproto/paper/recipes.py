@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from fastai.learner import Learner
 from ..files import run_hash
-from ..hierarchy import HierarchyError, as_tree
-from ..hierarchy import read_hierarchy
+from ..hierarchy import HierarchyError, as_tree, read_hierarchy
 from ..body import ARCHS, embedder
 from ..methods import METHODS
 
@@ -28,71 +27,71 @@ _SILENT = 'not stated; section 4.2 refers to the papers of the backbones'
 _NB = "the authors' notebook"
 _OURS = 'our choice'
 
-def _said(place, **settings):
+def _stated(place, **settings):
     "The `settings`, each with the `place` where the paper states it"
     return {k: (v, place) for k,v in settings.items()}
 
 _USUAL = {
-    **_said(_HYPER, m=64, lam=1.),
-    **_said('section 4.3', loss='cross_entropy')}
+    **_stated(_HYPER, m=64, lam=1.),
+    **_stated('section 4.3', loss='cross_entropy')}
 _ONCE = {
-    **_said(_TABLE, runs=1, repeat='seed'),
-    **_said('one run', summary='mean')}
+    **_stated(_TABLE, runs=1, repeat='seed'),
+    **_stated('one run', summary='mean')}
 _CIFAR100 = {
     **_USUAL,
-    **_said(_SETS, arch='resnet18_32'),
-    **_said('not stated; no published weights for 32x32', pretrained=False),
-    **_said(_APP, opt='sgd', lr=.1, mom=.9, wd=5e-4, epochs=200, bs=128,
+    **_stated(_SETS, arch='resnet18_32'),
+    **_stated('not stated; no published weights for 32x32', pretrained=False),
+    **_stated(_APP, opt='sgd', lr=.1, mom=.9, wd=5e-4, epochs=200, bs=128,
             schedule='steps', factor=1/5, at=(60/200,120/200,160/200),
             report='last', runs=5, repeat='seed', summary='median')}
 
 # %% ../../nbs/710_paper.recipes.ipynb #8e7402ef
 _NYUDV2 = {
     **_USUAL,
-    **_said(_SETS, arch='fusenet'),
-    **_said("not stated; FuseNet's authors start from VGG-16", pretrained=True),
-    **_said(_APP, opt='sgd', lr=1e-3, mom=.9, wd=5e-3, epochs=300, bs=4, last=.9,
+    **_stated(_SETS, arch='fusenet'),
+    **_stated("not stated; FuseNet's authors start from VGG-16", pretrained=True),
+    **_stated(_APP, opt='sgd', lr=1e-3, mom=.9, wd=5e-3, epochs=300, bs=4, last=.9,
             report='best_of_last_5'),
-    **_said(_APP+', read as a factor of the first rate', schedule='factor'),
+    **_stated(_APP+', read as a factor of the first rate', schedule='factor'),
     **_ONCE}
 
 # %% ../../nbs/710_paper.recipes.ipynb #88a34dfa
 _S2AGRI = {
     **_USUAL,
-    **_said(_SETS, arch='psetae'),
-    **_said('not stated', pretrained=False),
-    **_said(_HYPER, loss='focal'),
-    **_said("not stated; PSE+TAE's authors take 1", gamma=1.),
-    **_said(_SILENT, schedule='constant'),
-    **_said(_APP, opt='adam', lr=1e-3, betas=(.9,.999), wd=0., epochs=100, bs=128,
+    **_stated(_SETS, arch='psetae'),
+    **_stated('not stated', pretrained=False),
+    **_stated(_HYPER, loss='focal'),
+    **_stated("not stated; PSE+TAE's authors take 1", gamma=1.),
+    **_stated(_SILENT, schedule='constant'),
+    **_stated(_APP, opt='adam', lr=1e-3, betas=(.9,.999), wd=0., epochs=100, bs=128,
             report='best_valid', runs=5, repeat='fold', summary='mean'),
-    **_said('appendix, Hierarchies used', min_samples=100),
-    **_said('appendix, Hyperspherical Prototypes', without=('hyperspherical',))}
+    **_stated('appendix, Hierarchies used', min_samples=100),
+    **_stated('appendix, Hyperspherical Prototypes', without=('hyperspherical',))}
 
 # %% ../../nbs/710_paper.recipes.ipynb #90c11e88
 _INAT19 = {
     **_USUAL,
-    **_said(_SETS, arch='resnet18_224', pretrained=True),
-    **_said(_HYPER, m=512),
-    **_said(_SILENT, schedule='constant'),
-    **_said(_APP, opt='adam', lr=1e-4, betas=(.9,.999), wd=0., epochs=65, bs=64,
+    **_stated(_SETS, arch='resnet18_224', pretrained=True),
+    **_stated(_HYPER, m=512),
+    **_stated(_SILENT, schedule='constant'),
+    **_stated(_APP, opt='adam', lr=1e-4, betas=(.9,.999), wd=0., epochs=65, bs=64,
             report='best_valid'),
-    **_said('not stated; usual for ResNet-18', size=224),
+    **_stated('not stated; usual for ResNet-18', size=224),
     **_ONCE}
 
 # %% ../../nbs/710_paper.recipes.ipynb #c70830e1
 _MNIST = {
     **_USUAL,
-    **_said(_SETS, arch='convnet', m=2),
-    **_said('the convnet ends in m dimensions', project=False),
-    **_said(_NB, pretrained=False, loss='cross_entropy', protocol='published', normalize=True,
+    **_stated(_SETS, arch='convnet', m=2),
+    **_stated('the convnet ends in m dimensions', project=False),
+    **_stated(_NB, pretrained=False, loss='cross_entropy', protocol='published', normalize=True,
             args=dict(hidden=False, init='cube'), opt='sgd', lr=.1, mom=.9, wd=0., epochs=30,
             bs=256, schedule='steps', at=(20/30,25/30), factor=1/10),
-    **_said(_OURS, report='last', runs=5, repeat='seed', summary='median')}
+    **_stated(_OURS, report='last', runs=5, repeat='seed', summary='median')}
 _DIGITS = {
     **_MNIST,
-    **_said(_OURS, bs=64),
-    **_said(_SETS, protocol='as_written')}
+    **_stated(_OURS, bs=64),
+    **_stated(_SETS, protocol='as_written')}
 RECIPES = dict(digits=_DIGITS, mnist=_MNIST, cifar100=_CIFAR100,
                nyudv2=_NYUDV2, s2agri=_S2AGRI, inat19=_INAT19)
 TREES = dict(digits='mnist_visual', mnist='mnist_visual', cifar100='cifar100', nyudv2='nyudv2',
@@ -282,7 +281,7 @@ def _check_together(r):
                           'give an existing one, or the name of a tree')
 
 # %% ../../nbs/710_paper.recipes.ipynb #1b99c53c
-_LITTLE = _said('section 4.5', pretrained=False, lam=20.)
+_LITTLE = _stated('section 4.5', pretrained=False, lam=20.)
 
 def _value(d): return {k: v[0] for k,v in d.items()}
 
@@ -367,11 +366,11 @@ def overridden(
 ):
     "What the user changed in `r`, compared with the recipe of its data and tier"
     names = 'data method tier seed fold fraction hierarchy'.split()
-    base = resolve(**{k: r[k] for k in names})
-    def flat(o):
+    def with_args(o):
         settings = {k: v for k,v in o.items() if k not in ('run_id','args')}
         return {**settings, **o['args']}
-    return {k: v for k,v in flat(r).items() if (k,v) not in flat(base).items()}
+    base = with_args(resolve(**{k: r[k] for k in names}))
+    return {k: v for k,v in with_args(r).items() if (k,v) not in base.items()}
 
 # %% ../../nbs/710_paper.recipes.ipynb #c0a9fda7
 def describe(
@@ -478,7 +477,7 @@ def sweep_recipes(
     return [line(i, f, m, o) for i in range(n) for f in fractions for m,o in lines]
 
 # %% ../../nbs/710_paper.recipes.ipynb #355a3330
-# not for recipes
+# arguments that a recipe cannot set
 _NOT_SETTINGS = 'x cbs default_cbs metrics loss_func opt_func splitter path model_dir'.split()
 _TYPES = {bool: bool, int: float, float: float, str: str|float}
 

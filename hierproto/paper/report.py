@@ -61,12 +61,13 @@ def load_results(
     out='results', # folder of the results
     hierarchy=None # name or file; the usual one of `data` by default
 ):
-    "Rows of `<out>/<data>_<tier>.csv` with one hierarchy, error rates in percent, overrides as dicts"
+    "Rows of `<out>/<data>_<tier>.csv` with one hierarchy; errors in percent, overrides as dicts"
     df = read_rows(Path(out)/f'{data}_{tier}.csv')
-    tree = hierarchy or TREES[data]
     if not len(df): return df
+    tree = hierarchy or TREES[data]
     df = df[df.hierarchy==Path(tree).name]
-    return df.assign(er=100*df.er, overrides=df.overrides.map(json.loads), hierarchy=_find_tree(tree, out))
+    overrides = df.overrides.map(json.loads)
+    return df.assign(er=100*df.er, overrides=overrides, hierarchy=_find_tree(tree, out))
 
 # %% ../../nbs/713_paper.report.ipynb #dbfa1bfd
 def _id(row, method, fraction, settings):
@@ -108,7 +109,7 @@ def changes(
     a, b,  # rows of two methods, from `pick`
     metric # name of a column
 ):
-    "Change of `metric` from `b` to `a` in percent of the mean of `b`, one number per shared seed and fold"
+    "Change of `metric` from `b` to `a` in percent of the mean of `b`, per shared seed and fold"
     value, reference = paired(a, b, metric)
     if not len(value): return value
     return 100*(value - reference)/reference.mean()
@@ -135,8 +136,9 @@ _METRICS = [('er','ER %',1), ('ahc','AHC',3)]
 # %% ../../nbs/713_paper.report.ipynb #1d543bb6
 def title(line):
     "Name of `line` in a table"
-    m,*o = line.split(':')
-    return _TITLES.get(m, m)+(f" ({', '.join(o)})" if o else '')
+    method, *settings = line.split(':')
+    name = _TITLES.get(method, method)
+    return f"{name} ({', '.join(settings)})" if settings else name
 
 # %% ../../nbs/713_paper.report.ipynb #03ad49cc
 def _centre_and_sd(x, how, d):
@@ -176,15 +178,18 @@ def results_table(
     "Error rate and cost of each line, differences to cross-entropy or GP-disto, published numbers"
     how = RECIPES[data]['summary'][0]
     rows = {o: pick(df, o, base=base) for o in lines or PAPER[table].index}
-    reference = 'cross_entropy' if table=='results' else 'gp_disto'
+    levels = table=='results' # the other tables have differences
+    reference = 'cross_entropy' if levels else 'gp_disto'
     ref = rows.get(reference, pick(df, reference, base=base))
+    overlap = _overlap_of_folds(df, data)
     res = {'runs': [len(o) for o in rows.values()]}
-    sign, column = ('','{}, paper') if table=='results' else ('+','{}, difference, paper')
     for m,name,d in _METRICS:
-        res.update(_columns(rows, ref, m, name, d, how, _overlap_of_folds(df, data)))
+        res.update(_columns(rows, ref, m, name, d, how, overlap))
         theirs = PAPER[table].get((data, m), pd.Series(dtype=float)).reindex([*rows])
-        shown = ['–' if np.isnan(o) else f'{o:{sign}.{d}f}' for o in theirs]
-        res[column.format(name)] = _bold(shown, theirs)
+        number = f'.{d}f' if levels else f'+.{d}f'
+        shown = ['–' if np.isnan(o) else format(o, number) for o in theirs]
+        column = f'{name}, paper' if levels else f'{name}, difference, paper'
+        res[column] = _bold(shown, theirs)
     corner = f'{data}, {how}; difference to {title(reference)}'
     return pd.DataFrame(res, index=pd.Index(map(title, rows), name=corner))
 
@@ -199,11 +204,12 @@ def say(
 # %% ../../nbs/713_paper.report.ipynb #d98b277d
 def _other_lines(df, base=None):
     "Lines of `df` that are in no table of the paper"
+    if not len(df): return []
     known = [parse_methods(o)[0] for t in PAPER.values() for o in t.index]
     def line(r):
         own = {k: v for k,v in r.overrides.items() if (base or {}).get(k)!=v}
         return ':'.join([r.method, *(f'{k}={v}' for k,v in own.items())])
-    found = dict.fromkeys(map(line, df[df.fraction==1].itertuples() if len(df) else []))
+    found = dict.fromkeys(map(line, df[df.fraction==1].itertuples()))
     return [o for o in found if parse_methods(o)[0] not in known and len(pick(df, o, base=base))]
 
 # %% ../../nbs/713_paper.report.ipynb #de04dbff
@@ -226,10 +232,10 @@ def plot_bars(
     "Mean error rate and cost of each method of table 2 as bars"
     import matplotlib.pyplot as plt
     axs = plt.subplots(1, 2, figsize=(10,4), sharey=True, layout='constrained')[1]
-    def name(o): return title(o)+('' if o in ('cross_entropy','deep_ncm','learnt') else ' △')
-    rows = {name(o): pick(df, o, base=base) for o in GROUPS['all'][::-1]}
-    frames = [r.assign(line=k) for k,r in rows.items() if len(r)]
-    groups = pd.concat(frames).groupby('line', sort=False)
+    without_tree = 'cross_entropy','deep_ncm','learnt'
+    names = {o: title(o) if o in without_tree else f'{title(o)} △' for o in GROUPS['all'][::-1]}
+    frames = [pick(df, o, base=base).assign(line=name) for o,name in names.items()]
+    groups = pd.concat([o for o in frames if len(o)]).groupby('line', sort=False)
     for ax,(m,name,d) in zip(axs, _METRICS): _bars(ax, groups[m], name, d)
     return axs
 
@@ -239,12 +245,13 @@ def size_table(
     base=None, # settings of the whole table
     lines=GROUPS['little'] # methods
 ):
-    "Mean cost of cross-entropy and its change in percent for other methods, per size of the training set"
+    "Mean cost of cross-entropy, and its change in percent with other methods, by number of samples"
     rows = {}
     for f in sorted(df.fraction.unique().tolist()) if len(df) else []:
         ce = pick(df, 'cross_entropy', f, base)
+        if not len(ce): continue
         change = {o: 100*(pick(df, o, f, base).ahc.mean()/ce.ahc.mean()-1) for o in lines}
-        if len(ce): rows[int(ce.n_train.max())] = {**change, 'cross_entropy': ce.ahc.mean()}
+        rows[int(ce.n_train.max())] = {**change, 'cross_entropy': ce.ahc.mean()}
     return pd.DataFrame(rows, index=lines).T.rename_axis('training set')
 
 # %% ../../nbs/713_paper.report.ipynb #86fc490c
@@ -312,9 +319,11 @@ def change_over_images(
 # %% ../../nbs/713_paper.report.ipynb #bb0b9f8b
 def _tables(df, data, base=None):
     "Tables of the report by heading"
-    res = {'Results': results_table(df, data, lines=[*GROUPS['all'], *_other_lines(df, base)], base=base)}
-    more = {o.capitalize(): results_table(df, data, o, base=base) for o in ('ablation','robustness')}
-    res.update({k: t for k,t in more.items() if t['runs'].any()})
+    lines = [*GROUPS['all'], *_other_lines(df, base)]
+    res = {'Results': results_table(df, data, lines=lines, base=base)}
+    for o in ('ablation','robustness'):
+        t = results_table(df, data, o, base=base)
+        if t['runs'].any(): res[o.capitalize()] = t
     sizes = size_table(df, base)
     name = 'Little data: AHC of cross-entropy, change in % of the others'
     if len(sizes)>1: res[name] = sizes.rename(columns=title).round(2)
@@ -323,9 +332,10 @@ def _tables(df, data, base=None):
 # %% ../../nbs/713_paper.report.ipynb #e193fc0a
 def _figures(df, base=None):
     "Yields name and figure of each figure of the report"
-    if any(len(pick(df, o, base=base)) for o in GROUPS['all']): yield 'bars',plot_bars(df, base)[0].figure
+    any_runs = any(len(pick(df, o, base=base)) for o in GROUPS['all'])
+    if any_runs: yield 'bars', plot_bars(df, base)[0].figure
     sizes = size_table(df, base).dropna(axis=1, how='all')
-    if len(sizes)>1 and len(sizes.columns)>1: yield 'sizes',plot_sizes(sizes).figure
+    if len(sizes)>1 and len(sizes.columns)>1: yield 'sizes', plot_sizes(sizes).figure
 
 # %% ../../nbs/713_paper.report.ipynb #37e3595c
 def report(

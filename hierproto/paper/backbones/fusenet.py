@@ -74,13 +74,14 @@ def slim_fusenet(p=.25): # dropout
 
 # %% ../../../nbs/706_paper.backbones.fusenet.ipynb #fb780d2b
 def _load_vgg(stages, features):
-    "Copy the convolutions of VGG's `features` into `stages`; the first is averaged for other inputs"
-    src = [(c,b) for c,b in zip(features, features[1:]) if isinstance(c, nn.Conv2d)]
-    for (c,b),(c2,b2) in zip(src, [(l[0],l[1]) for st in stages for l in st], strict=True):
+    "Copy the convolutions of VGG's `features` into `stages`; the first is averaged for depth"
+    source = [(c,b) for c,b in zip(features, features[1:]) if isinstance(c, nn.Conv2d)]
+    target = [(layer[0],layer[1]) for stage in stages for layer in stage]
+    for (c,b),(own_c,own_b) in zip(source, target, strict=True):
         w = c.weight
-        if c.in_channels!=c2.in_channels: w = w.mean(1, keepdim=True).expand_as(c2.weight)
-        b2.load_state_dict({**b.state_dict(), 'running_mean': b.running_mean-c.bias})
-        c2.load_state_dict({'weight': w})
+        if c.in_channels!=own_c.in_channels: w = w.mean(1, keepdim=True).expand_as(own_c.weight)
+        own_c.load_state_dict({'weight': w})
+        own_b.load_state_dict({**b.state_dict(), 'running_mean': b.running_mean-c.bias})
 
 # %% ../../../nbs/706_paper.backbones.fusenet.ipynb #ff2ac6ae
 def fusenet(

@@ -18,7 +18,8 @@ def cifar100_folder(
     source=None # folder of the unpacked data set
 ):
     "Folder of CIFAR-100 in fastai's layout, downloaded if necessary"
-    hint = f"`untar_data(URLs.CIFAR_100)` downloads {URLs.CIFAR_100} with <superclass>/<class>/<n>.png."
+    hint = (f"`untar_data(URLs.CIFAR_100)` downloads {URLs.CIFAR_100} "
+            "with <superclass>/<class>/<n>.png.")
     try: return find_data('cifar100', source, 'train/*/*/*.png', hint)
     except FileNotFoundError:
         if source: raise
@@ -43,7 +44,7 @@ def _cifar100_tensors(source=None):
 
 # %% ../../../nbs/702_paper.data.cifar100.ipynb #069742f9
 def _pad_crop(x, i, j):
-    "A crop of its size from each padded image of `x` (B, C, H, W), at row `i` and column `j` (B,)"
+    "The crop at row `i` and column `j` (B,) of each image of `x` (B, C, H, W), padded by 4 pixels"
     h,w = x.shape[-2:]
     cuts = F.pad(x, [4]*4).unfold(2, h, 1).unfold(3, w, 1)
     return cuts[torch.arange(len(x), device=x.device), :, i, j]
@@ -54,9 +55,10 @@ class _PadCropFlip(RandTransform):
     order = 5 # on bytes, before conversion to floats
     def encodes(self, x:TensorImage):
         t = x.as_subclass(Tensor)
-        i,j = torch.randint(9, (2,len(t)), device=t.device)
+        i, j = torch.randint(9, (2,len(t)), device=t.device)
         t = _pad_crop(t, i, j)
-        return type(x)(t.where(torch.rand(len(t), 1, 1, 1, device=t.device) >= .5, t.flip(-1)))
+        unchanged = torch.rand(len(t), 1, 1, 1, device=t.device) >= .5
+        return type(x)(t.where(unchanged, t.flip(-1)))
 
 # %% ../../../nbs/702_paper.data.cifar100.ipynb #fbe6c608
 _cifar100_stats = ([.5071,.4865,.4409], [.2673,.2564,.2762])
@@ -79,13 +81,14 @@ class _Enlarge(Transform):
 
 # %% ../../../nbs/702_paper.data.cifar100.ipynb #13dedcbc
 def training_tfms(
-    augment=True, # crop and flip?
+    augment=True, # crop, flip and rotate?
     rotate=0. # largest angle, in degrees
 ):
     "Random transforms of a training batch"
-    tfms = [_PadCropFlip()] if augment else []
-    if augment and rotate: tfms.append(RotateZoom(rotate, zoom=(1.,1.), order=20)) # on floats, before normalisation
-    return tfms
+    if not augment: return []
+    if not rotate: return [_PadCropFlip()]
+    # on floats, before normalisation
+    return [_PadCropFlip(), RotateZoom(rotate, zoom=(1.,1.), order=20)]
 
 # %% ../../../nbs/702_paper.data.cifar100.ipynb #c987f365
 @delegates(tensor_dls, but='train,valid,vocab,batch_tfms,ds_cls,test')
@@ -100,7 +103,7 @@ def cifar100(
     source=None,  # folder of the unpacked data set, see `cifar100_folder`
     size=32,      # pixels of a side; larger images are interpolated in batches
     stats=_cifar100_stats, # mean and deviation that the network expects
-    hierarchy='cifar100', # the paper's tree; or another tree, file or name, with these classes or more
+    hierarchy='cifar100', # the paper's tree; or another tree, file or name, with all these classes
     **kwargs
 ):
     "CIFAR-100, 50,000 to train and 10,000 to test: `dls, hierarchy`"

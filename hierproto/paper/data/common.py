@@ -32,8 +32,9 @@ def find_data(
     for p in tried:
         if first(p.glob(has)): return p
     where = ' or '.join(map(str, tried))
-    raise FileNotFoundError(f"{names[0]} is not at {where} (no {has} there). {hint} Put it there, "
-                            "pass its folder as `source`, or set HIERPROTO_DATA to the parent folder")
+    raise FileNotFoundError(f"{names[0]} is not at {where} (no {has} there). {hint} "
+                            "Put it there, pass its folder as `source`, "
+                            "or set HIERPROTO_DATA to the parent folder")
 
 # %% ../../../nbs/700_paper.data.common.ipynb #c0bf581d
 def extra(
@@ -76,7 +77,7 @@ def cached(
 def file_stamp(
     path # file or folder
 ):
-    "Number of files at or below `path`, their bytes and the time of the newest: changes when files do"
+    "Number of files at or below `path`, their bytes, and the time of the newest one"
     stats = [f.stat() for f in (path, *path.rglob('*')) if f.is_file()]
     size = sum(o.st_size for o in stats)
     newest = max((o.st_mtime_ns for o in stats), default=0)

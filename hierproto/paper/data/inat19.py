@@ -31,10 +31,11 @@ def _folder(source=None, has='val2019.json'):
 
 # %% ../../../nbs/705_paper.data.inat19.ipynb #ad443b72
 def _split_images(src, lists, fraction=1., seed=0):
-    "Images of `lists` in the folder `src`: path, category, part (0 to train, 1 to validate, 2 to test)"
+    "Images of `lists` below `src`: path, category, part (0 to train, 1 to validate, 2 to test)"
     t = pd.concat([_read_list(src/f'{o}.json') for o in lists], ignore_index=True)
     parts = random_parts(len(t), (.75,.125,.125), seed)
-    parts[0] = parts[0][take_fraction(t.category.to_numpy()[parts[0]], fraction, seed)]
+    train = parts[0]
+    parts[0] = train[take_fraction(t.category.to_numpy()[train], fraction, seed)]
     tables = [t.iloc[p.numpy()].assign(part=k) for k,p in enumerate(parts)]
     return pd.concat(tables).sort_index().reset_index(drop=True)
 
@@ -65,10 +66,13 @@ def inat19(
     if not (src/t.file[0]).exists():
         raise FileNotFoundError(f'{t.file[0]} is missing: '
                                 f'unpack train_val2019.tar.gz next to the lists, see {_SITE}')
-    block = DataBlock((ImageBlock,CategoryBlock(vocab=vocab, sort=False)), get_x=_file, get_y=_name,
+    crop = RandomResizedCrop(size, min_scale=min_scale) if augment else Resize(size)
+    normalize = Normalize.from_stats(*imagenet_stats, cuda=False)
+    block = DataBlock(
+        (ImageBlock,CategoryBlock(vocab=vocab, sort=False)), get_x=_file, get_y=_name,
         splitter=lambda items: [np.flatnonzero(t.part==k).tolist() for k in range(3)],
-        item_tfms=RandomResizedCrop(size, min_scale=min_scale) if augment else Resize(size),
-        batch_tfms=[*[Flip()]*augment, Normalize.from_stats(*imagenet_stats, cuda=False)])
+        item_tfms=crop,
+        batch_tfms=[Flip(), normalize] if augment else [normalize])
     items = [[src/f, vocab[k]] for f,k in zip(t.file, t.category)]
     workers = ifnone(num_workers, defaults.cpus)
     dls = block.dataloaders(items, path, bs=bs, num_workers=workers, drop_last=False)

@@ -17,7 +17,8 @@ def _read_mnist(path=None):
     "MNIST as `(x, y), (x, y)` for training and testing, images between 0 and 1"
     path = Path(path) if path else untar_data(URLs.MNIST)
     parts = ('training','testing')
-    sets = cached(path/'tensors_v1.pt', lambda: {o: read_classes(path/o, 1, DIGITS)[:2] for o in parts})
+    def read(): return {o: read_classes(path/o, 1, DIGITS)[:2] for o in parts}
+    sets = cached(path/'tensors_v1.pt', read)
     return [(sets[o][0].float()/255, sets[o][1]) for o in parts]
 
 # %% ../../../nbs/701_paper.data.mnist.ipynb #30f89a0c

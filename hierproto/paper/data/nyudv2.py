@@ -51,7 +51,7 @@ def _resize_bytes(x, size, smooth=False):
     return F.interpolate(x[None].float(), size=tuple(size), **kw)[0].round().to(x.dtype)
 
 def _resized_frame(rgb, depth, label, size):
-    "Colour and depth (4, H, W) and classes (H, W), from `rgb` (3, H, W), `depth`, `label` (1, H, W)"
+    "Colour and depth (4, *size) and classes `size` of `rgb` (3, H, W), `depth`, `label` (1, H, W)"
     x = torch.cat([_resize_bytes(rgb, size, True), _resize_bytes(depth, size)])
     return x, _resize_bytes(label, size)[0]
 
@@ -136,7 +136,8 @@ class _RGBDDS(TensorDS):
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #59357263
 @dispatch
-def show_batch(x:_TensorRGBD, y:TensorMask, samples, ctxs=None, max_n=6, figsize=None, cmap=None, **kwargs):
+def show_batch(x:_TensorRGBD, y:TensorMask, samples,
+               ctxs=None, max_n=6, figsize=None, cmap=None, **kwargs):
     n = min(len(samples), max_n)
     axs = get_grid(3*n, nrows=3, figsize=figsize or (2.1*n,4.6))
     cmap = cmap or tree_colours(Hierarchy.named('nyudv2'))

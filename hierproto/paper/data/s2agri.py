@@ -23,7 +23,7 @@ def s2agri_folder(
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #d3562ded
 def _read_days(dates, ids):
-    "Days of the images of each parcel since the first date; one array, under None, for shared dates"
+    "Days of the images of each parcel since the first date; shared dates are one array under None"
     if not isinstance(first(dates.values()), list): # image number -> date
         dates = {None: [dates[k] for k in sorted(dates, key=int)]}
         ids = [None]
@@ -42,14 +42,15 @@ def _read_labels(labels, name=None, min_samples=100):
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #4bf20f40
 def _label_tree(labels, fine, names={}):
-    "Tree over the classes of the parcels `fine`; nomenclatures in `labels` that nest are its levels"
-    paths = {k:(str(names.get(k, k)),) for k in fine.values()}
-    for name,o in sorted(labels.items(), key=lambda kv: -len({*kv[1].values()})):
-        up = {(paths[k][0], o.get(i)) for i,k in fine.items()}
-        tops,above = map(set, zip(*up))
+    "Tree over the classes of the parcels `fine`; its levels are the `labels` that nest"
+    paths = {k: (str(names.get(k, k)),) for k in fine.values()}
+    def n_classes(name): return len({*labels[name].values()})
+    for name in sorted(labels, key=n_classes, reverse=True):
+        up = {(paths[k][0], labels[name].get(i)) for i,k in fine.items()}
+        tops, above = map(set, zip(*up))
         in_one = len(up)==len(tops) # does each class lie in one class of `name`?
         if in_one and 1 < len(above) < len(tops):
-            paths = {k:(f'{name} {dict(up)[p[0]]}',*p) for k,p in paths.items()}
+            paths = {k: (f'{name} {dict(up)[p[0]]}',*p) for k,p in paths.items()}
     return Hierarchy.from_paths([paths[k] for k in sorted(paths, key=str)])
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #68c554d7
@@ -57,7 +58,7 @@ def _fold_parts(n, fold=0, seed=0):
     "Indices of the items to train, validate and test on in one of five folds"
     if not 0<=fold<5: raise ValueError(f'fold must be 0 to 4, got {fold}')
     parts = random_parts(n, [1/5]*5, seed)
-    test,valid,*train = parts[fold:]+parts[:fold]
+    test, valid, *train = parts[fold:]+parts[:fold]
     return [torch.cat(train).sort().values, valid, test]
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #8bb202ed
@@ -69,7 +70,7 @@ def _sample_pixels(s, n, random=True):
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #7e37dc27
 class _ParcelDS:
-    "Parcels `ids` under `path` with classes `y`; an item is `(pixels (T, C, S), days (T,), geom), y`"
+    "Parcels `ids` below `path` with classes `y`; items: `(pixels (T, C, S), days (T,), geom), y`"
     n_inp = 1
     def __init__(self, path, ids, y, days, geom=None, vocab=None, n_pixels=64, split_idx=0):
         store_attr('path,ids,days,geom,n_pixels,split_idx')
@@ -114,10 +115,13 @@ def _pad_parcels(items):
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #621f876b
 class _ArraysOnly(pickle.Unpickler):
     "Reads pickles of numpy arrays and numbers only"
+    allowed = 'ndarray','dtype','_reconstruct','_frombuffer','scalar'
     def find_class(self, module, name):
-        array = module.split('.')[0]=='numpy' and name in ('ndarray','dtype','_reconstruct','_frombuffer','scalar')
-        if not array and (module,name)!=('_codecs','encode'): # bytes in old pickles
-            raise pickle.UnpicklingError(f'the file contains {module}.{name}; only numpy arrays are allowed')
+        is_array = module.split('.')[0]=='numpy' and name in self.allowed
+        is_bytes = (module,name)==('_codecs','encode') # in old pickles
+        if not is_array and not is_bytes:
+            raise pickle.UnpicklingError(f'the file contains {module}.{name}; '
+                                         'only numpy arrays are allowed')
         return super().find_class(module, name)
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #3960704f
@@ -126,7 +130,8 @@ def _read_stats(path):
     f = first([*path.glob('*meanstd*.npz'), *path.glob('*meanstd*.pkl')])
     if f is None: return
     with f.open('rb') as o:
-        stats = itemgetter('mean', 'std')(np.load(o)) if f.suffix=='.npz' else _ArraysOnly(o).load()
+        if f.suffix=='.npz': stats = itemgetter('mean', 'std')(np.load(o))
+        else: stats = _ArraysOnly(o).load()
     return [torch.as_tensor(np.array(o)).float() for o in stats]
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #1765226e
@@ -143,18 +148,21 @@ def _compute_stats(ds):
 class _NormParcels(ItemTransform):
     "Normalise the pixels of a batch by `mean` and `std`, (T, C) or (C,)"
     order = 10
-    def __init__(self, mean, std): self.mean,self.std = mean[...,None],std[...,None]
+    def __init__(self, mean, std): self.mean, self.std = mean[...,None], std[...,None]
     def encodes(self, b):
-        (x,*rest),*y = b
-        return ((x-self.mean.to(x.device))/self.std.to(x.device),*rest), *y
+        (x,*rest), *y = b
+        x = (x-self.mean.to(x.device))/self.std.to(x.device)
+        return (x,*rest), *y
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #b73d3e8e
 class _JitterPixels(ItemTransform):
     "Add small noise to the pixels of a training batch"
-    split_idx,order = 0,20
+    split_idx = 0 # training only
+    order = 20 # after normalisation
     def encodes(self, b):
-        (x,*rest),*y = b
-        return (x+(torch.randn_like(x)*.01).clamp(-.05, .05),*rest), *y
+        (x,*rest), *y = b
+        noise = (torch.randn_like(x)*.01).clamp(-.05, .05)
+        return (x+noise,*rest), *y
 
 # %% ../../../nbs/704_paper.data.s2agri.ipynb #27243f20
 class _ParcelDL(TfmdDL):
@@ -166,7 +174,8 @@ class _ParcelDL(TfmdDL):
 def _draw_parcel(ax, x, days):
     "Bands of the pixels `x` (T, C, S) over `days`"
     for name,band,c in (('blue',0,'C0'), ('red',2,'C3'), ('infrared',6,'k')):
-        m,s = x[:,band].mean(-1),x[:,band].std(-1, correction=0)
+        m = x[:,band].mean(-1)
+        s = x[:,band].std(-1, correction=0)
         ax.plot(days, m, c=c, lw=1, label=name)
         ax.fill_between(days, m-s, m+s, color=c, alpha=.15, lw=0)
 
