@@ -69,7 +69,7 @@ def gather_processes(
     if num_distrib()>1: torch.distributed.all_gather_object(everyone, o)
     return everyone
 
-# %% ../nbs/410_checkpoint.ipynb #d9163513
+# %% ../nbs/410_checkpoint.ipynb #0863fed1
 def _plain_values(group):
     "The dict `group` without numbers of numpy, which only pickle reads"
     return {k: v.item() if isinstance(v, np.generic) else v for k,v in group.items()}
@@ -85,6 +85,7 @@ def _load_opt_state(opt, state, device):
     if not isinstance(opt, OptimWrapper): state = to_device(state, device)
     opt.load_state_dict(state)
 
+# %% ../nbs/410_checkpoint.ipynb #d9163513
 @patch
 def save(self:Checkpoint):
     "Write the state after this epoch"

@@ -39,6 +39,21 @@ def _audit_part(p):
     table = interval_table(lines).rename_axis(None)
     return '\n\n'.join([what, markdown_table(table, '.3g'), *notes, *p.notes])
 
+# %% ../nbs/512_hub.ipynb #4ac187f6
+def _answers_part(p):
+    "What the decision rule of the `Predictor` `p` promises, in Markdown"
+    rule = p.settings.get('rule', 'argmax')
+    nothing = f'the decision rule is `{rule}`. It promises nothing about how often it is right'
+    text = str(p.guarantee or nothing)
+    return f'{text[0].upper()}{text[1:]}.'
+
+# %% ../nbs/512_hub.ipynb #4a69ce48
+def _fenced(text, language=''):
+    "`text` as a block of code in Markdown"
+    fence = '`'*8 # no name ends it
+    return f'{fence}{language}\n{text}\n{fence}'
+
+# %% ../nbs/512_hub.ipynb #35bb4fc7
 def model_card(
     p, # a `Predictor`
     repo, # 'user/name'
@@ -53,30 +68,28 @@ def model_card(
     size = f", images of {' x '.join(map(str, im['size']))} pixels" if im else ''
     use = ('from hierproto.saving import load_classifier\n'
            f"load_classifier('hf://{repo}').predict('new.jpg')")
-    fence = '`'*8 # no name ends it
     measured = 'No audit was uploaded with this model.'
     if predictions is not None: measured = _audit_part(predictions)
-    promise = str(p.guarantee or f"the decision rule is `{p.settings.get('rule', 'argmax')}`. "
-                                 'It promises nothing about how often it is right')
     return '\n\n'.join([
         '---\nlibrary_name: hierproto\npipeline_tag: image-classification\n---',
         f"# {repo.split('/')[-1]}",
         f'{p!r}{size}. Its classes {kind}, fingerprint {h.fingerprint}.',
-        f'{fence}python\n{use}\n{fence}',
+        _fenced(use, 'python'),
         '## Classes',
-        f'{fence}\n{plain(classes)}\n{fence}',
+        _fenced(plain(classes)),
         '## What mistakes cost',
         _costs_part(h),
         '## Answers',
-        f'{promise[0].upper()}{promise[1:]}.',
+        _answers_part(p),
         '## Mistakes of this model',
         measured]) + '\n'
 
 # %% ../nbs/512_hub.ipynb #f6b2d700
 def _predictions_of(given, model, h):
     "The `Predictions` that are `given`, or in the table in the folder `model`; None without them"
-    beside = Path(model)/'predictions.csv' if isinstance(model, (str,Path)) else None
-    if given is None and beside and beside.is_file(): given = beside
+    is_folder = isinstance(model, (str,Path))
+    own = Path(model)/'predictions.csv' if is_folder else None
+    if given is None and own and own.is_file(): given = own
     return read_predictions(given, h) if isinstance(given, (str,Path)) else given
 
 def push_to_hub(

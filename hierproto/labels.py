@@ -13,11 +13,13 @@ from .subtree import SubtreeSum
 # %% ../nbs/409_labels.ipynb #e96c0c5c
 class NodeCategorize(DisplayedTransform):
     "Names of classes, unique names of groups and paths to numbers of nodes of `h`, and back"
-    order, node_labels = 1, True # tells `hier_learner` that labels may be groups
+    order = 1
+    node_labels = True # for `hier_learner`: labels may be groups
     def __init__(self, h):
         self.h = h
         self.names = h.node_names()
-        self.vocab, self.c = CategoryMap(h.leaves, sort=False), len(h)
+        self.vocab = CategoryMap(h.leaves, sort=False)
+        self.c = len(h)
     def __call__(self, o, **kwargs): return TensorCategory(self.h.find_node(o))
     def decodes(self, o): return Category(self.names[int(o)])
 

@@ -8,6 +8,7 @@ __all__ = ['block_disto_loss', 'SampledHead']
 # %% ../nbs/407_many_classes.ipynb #24d20c47
 import math
 import torch
+from fastcore.basics import patch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from .hierarchy import *
@@ -51,7 +52,7 @@ def _sample_classes(y, K, n, generator=None):
     if len(others): lift[len(own):] = math.log((K-len(own))/len(others))
     return torch.cat([own, others]), at, lift
 
-# %% ../nbs/407_many_classes.ipynb #03a19520
+# %% ../nbs/407_many_classes.ipynb #52989545
 class SampledHead(nn.Module):
     "Minus distances to prototypes; in training, to those of the batch and of `n_others` more"
     def __init__(self,
@@ -71,9 +72,14 @@ class SampledHead(nn.Module):
         "All prototypes"
         return self.emb.weight
 
-    def forward(self, x, y=None):
-        "Scores of all classes; with labels `y`, of a sample, and where each label is in it"
-        if y is None: return -pairwise(x, self.protos)
-        self.classes, at, lift = _sample_classes(y, self.n_classes, self.n_others)
-        self.picked = self.emb(self.classes)
-        return lift-pairwise(x, self.picked), at
+# %% ../nbs/407_many_classes.ipynb #03a19520
+@patch
+def forward(self:SampledHead,
+    x, # embeddings (B, m)
+    y=None # labels (B,)
+):
+    "Scores of all classes; with labels `y`, of a sample, and where each label is in it"
+    if y is None: return -pairwise(x, self.protos)
+    self.classes, at, lift = _sample_classes(y, self.n_classes, self.n_others)
+    self.picked = self.emb(self.classes)
+    return lift-pairwise(x, self.picked), at

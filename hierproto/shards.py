@@ -42,7 +42,9 @@ def start_ray(
 # %% ../nbs/007_shards.ipynb #608ba5d5
 class _Worker:
     "An actor of Ray Data: makes its job once, does it for each task, and answers with errors"
-    def __init__(self, make): self.make, self.job = make, None
+    def __init__(self, make):
+        self.make = make
+        self.job = None
     def error_in(self, task):
         try:
             if not self.job: self.job = self.make()
@@ -52,6 +54,7 @@ class _Worker:
     def __call__(self, batch):
         return dict(error=[self.error_in(json.loads(o)) for o in batch['task']])
 
+# %% ../nbs/007_shards.ipynb #4e4e9927
 def map_tasks(
     make,     # function without arguments that returns the function of a task
     tasks,    # dicts
@@ -91,6 +94,7 @@ def _column(values):
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
+# %% ../nbs/007_shards.ipynb #5cd5fd63
 def write_shard(
     file,    # a .parquet file
     columns, # dict of lists of texts, or of arrays
@@ -103,6 +107,7 @@ def write_shard(
     table = table.replace_schema_metadata(dict(hierproto=json.dumps(facts)))
     write_whole(file, lambda f: pa.parquet.write_table(table, f, write_page_checksum=True))
 
+# %% ../nbs/007_shards.ipynb #e8447708
 def shard_facts(
     file # of `write_shard`
 ):
@@ -112,6 +117,7 @@ def shard_facts(
     except (OSError, pa.ArrowException): return {}
     return json.loads(text)
 
+# %% ../nbs/007_shards.ipynb #e20db349
 def read_shard(
     file # of `write_shard`
 ):

@@ -114,8 +114,9 @@ def holm(
 ):
     "Holm's adjusted p-values"
     p = np.asarray(p, dtype=float)
-    order, n = p.argsort(), len(p)
-    adjusted = np.maximum.accumulate(p[order]*np.arange(n, 0, -1)).clip(max=1)
+    order = p.argsort()
+    steps = np.arange(len(p), 0, -1)
+    adjusted = np.maximum.accumulate(p[order]*steps).clip(max=1)
     return adjusted[order.argsort()]
 
 # %% ../nbs/201_stats.ipynb #fd2f777e

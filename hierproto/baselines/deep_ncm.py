@@ -15,7 +15,7 @@ from ..prototypes import *
 # %% ../../nbs/307_baselines.deep_ncm.ipynb #a6f8c3a7
 class NCMHead(PrototypeHead):
     "A `PrototypeHead` whose prototypes are the means of the embeddings that `update` has seen"
-    mean = 'samples' # in pickles of version 0.2
+    mean = 'samples' # for pickles of version 0.2, which have no such attribute
     def __init__(self,
         m, # dimension of the embedding
         n_classes, # number of classes, or a `Hierarchy`

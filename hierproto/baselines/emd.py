@@ -13,7 +13,7 @@ from ..subtree import *
 from ..prototypes import *
 from .cross_entropy import *
 
-# %% ../../nbs/304_baselines.emd.ipynb #ad9b679e
+# %% ../../nbs/304_baselines.emd.ipynb #0a6be771
 class EMDLoss(ScoreLoss):
     "Cross-entropy plus `reg` times the sum of squared probabilities times (cost minus `mu`)"
     no_groups = None
@@ -29,13 +29,15 @@ class EMDLoss(ScoreLoss):
         self.mu = mu
         self.register_buffer('costs', (reg*(D-mu)).t().contiguous())
 
-    def terms(self, scores, targets):
-        logp = scores.log_softmax(1)
-        costs = self.costs.to(scores.dtype).index_select(0, targets)
-        groups = self.group_labels
-        if groups is None: own = logp.gather(1, targets[:,None])[:,0]
-        else: own = groups.log_prob(logp, targets)
-        return self.focal(own) + (logp.exp().square()*costs).sum(1)
+# %% ../../nbs/304_baselines.emd.ipynb #ad9b679e
+@patch
+def terms(self:EMDLoss, scores, targets):
+    logp = scores.log_softmax(1)
+    costs = self.costs.to(scores.dtype).index_select(0, targets)
+    groups = self.group_labels
+    if groups is None: own = logp.gather(1, targets[:,None])[:,0]
+    else: own = groups.log_prob(logp, targets)
+    return self.focal(own) + (logp.exp().square()*costs).sum(1)
 
 # %% ../../nbs/304_baselines.emd.ipynb #1cc56d9b
 @patch

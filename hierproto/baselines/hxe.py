@@ -7,6 +7,7 @@ __all__ = ['HXELoss']
 
 # %% ../../nbs/302_baselines.hxe.ipynb #3d6c5cae
 import torch
+from fastcore.basics import patch
 from ..hierarchy import *
 from ..subtree import *
 from ..prototypes import *
@@ -19,7 +20,7 @@ def _counted_heights(h, count):
     if count == 'leaf': return h.heights()
     raise ValueError(f"unknown count {count!r}; choose 'root' or 'leaf'")
 
-# %% ../../nbs/302_baselines.hxe.ipynb #c11b1908
+# %% ../../nbs/302_baselines.hxe.ipynb #a85a622e
 class HXELoss(ScoreLoss):
     "Hierarchical cross-entropy of Bertinetto et al. for the tree `h`"
     no_groups = None
@@ -38,11 +39,12 @@ class HXELoss(ScoreLoss):
         height = _counted_heights(h, count)[path[1:]]
         self.register_buffer('lam', (-alpha*height).exp())
 
-    def terms(self, scores, targets):
-        # only differences count, and small numbers have smaller rounding errors
-        scores = scores - scores.detach().amax(1, keepdim=True)
-        known = self.path if self.group_labels is not None else self.path[:,:self.n_classes]
-        path = known.index_select(1, targets)
-        logs = self.sums.logsumexp(scores).t().gather(0, path)
-        decisions = logs.diff(dim=0)
-        return (self.lam.index_select(1, targets)*self.focal(decisions)).sum(0)
+# %% ../../nbs/302_baselines.hxe.ipynb #c11b1908
+@patch
+def terms(self:HXELoss, scores, targets):
+    scores = scores - scores.detach().amax(1, keepdim=True)
+    known = self.path if self.group_labels is not None else self.path[:,:self.n_classes]
+    path = known.index_select(1, targets)
+    logs = self.sums.logsumexp(scores).t().gather(0, path)
+    decisions = logs.diff(dim=0)
+    return (self.lam.index_select(1, targets)*self.focal(decisions)).sum(0)
