@@ -14,7 +14,7 @@ from torchvision.models import ResNet18_Weights
 from .files import locked, plain, write_text
 from .hierarchy import *
 from .hierarchy import read_hierarchy
-from .calibration import calibrate, fit_temperature
+from .calibration import calibrate, check_enough, fit_temperature
 from .inference import get_rule
 from .methods import *
 from .body import ARCHS, installed_weights, preprocessing
@@ -210,12 +210,22 @@ def _train_learner(learn, epochs, lr, keep, bar=True):
     return learn
 
 # %% ../nbs/506_fit.ipynb #08b4c15b
-def _part_for_rule(labels, y, h, rule, accuracy=None, seed=0):
-    "Which of the held-back images, with these `labels` and numbers `y`, choose the numbers of `rule`"
+def _part_for_rule(labels, h, rule, accuracy=None, seed=0):
+    "Which of the held-back images, with these `labels`, choose the numbers of `rule`, as booleans"
+    if accuracy: return hold_back(labels, .5, seed)
     share = .25 if hasattr(rule, 'temperature') else 0.
-    part = torch.tensor(hold_back(labels, .5 if accuracy else share, seed))
-    few = (part & (y < len(h))).sum() < 10
-    return part & False if few and not accuracy else part
+    part = hold_back(labels, share, seed)
+    few = labels[part].isin(h.leaves).sum() < 10
+    return part & (not few)
+
+def _check_accuracy(data, accuracy, seed):
+    "An error, before training, if too few images are held back to promise the `accuracy`"
+    labels = data.table.label[data.table.valid]
+    part = _part_for_rule(labels, data.h, None, accuracy, seed)
+    try: check_enough(labels[part].isin(data.h.leaves).sum(), accuracy)
+    except HierarchyError as e:
+        raise HierarchyError(f'{e}. Half of the {len(labels):,} images held back calibrate: '
+                             'a larger --valid holds back more') from None
 
 def _set_rule(learn, scores, y, h, accuracy=None):
     "Choose the numbers of the rule of `learn` by these images; a note on them, if there are any"
@@ -237,7 +247,7 @@ def _held_back(learn, data, notes=(), accuracy=None, seed=0):
         raise ModelError('training diverged, scores are not finite: use a smaller --lr')
     held = data.table[data.table.valid]
     y = y.as_subclass(torch.Tensor)
-    part = _part_for_rule(held.label, y, data.h, learn.rule, accuracy, seed)
+    part = torch.tensor(_part_for_rule(held.label, data.h, learn.rule, accuracy, seed))
     notes = [*notes, *_set_rule(learn, scores[part], y[part], data.h, accuracy)]
 
     files = held.file[~part.numpy()].tolist()
@@ -367,6 +377,7 @@ def fit(
 
     with _output_folder(out, resume):
         data = _folder_data(h, o)
+        if accuracy: _check_accuracy(data, accuracy, seed)
         o.size = size or _usual_size(data.sizes)
         if arch=='auto': o.arch = _usual_arch(o.size, pretrained)
         notes = [_describe(data, o), *data.notes]

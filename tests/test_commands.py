@@ -452,6 +452,13 @@ def test_accuracy_calibrates_on_images_that_are_not_in_the_report(work, tmp_path
     assert load_classifier(tmp_path/'model').settings['rule'] == 'calibrated'
 
 
+def test_fit_says_before_training_that_images_are_too_few_for_an_accuracy(work, tmp_path, capsys):
+    err = failed(capsys, 'fit', work/'images', work/'classes.csv', *FAST, '--epochs', 10**5, '--accuracy', '.99',
+                 '--out', tmp_path/'model')
+    assert ('an accuracy of 0.99 needs 132 samples' in err and 'got 20' in err
+            and 'Half of the 40 images held back calibrate: a larger --valid holds back more' in err)
+
+
 def test_fit_saves_the_rule_that_was_asked_for(work, tmp_path, capsys):
     "Answers of the report and of the saved model are groups where no class reaches one half"
     run_command('fit', [work/'images', work/'classes.csv', *FAST, '--rule', 'back_off', '--out', tmp_path/'model'])
