@@ -31,14 +31,15 @@ from .extend import *
 API = {
     'Build a tree': 'Hierarchy CostMatrix HierarchyError named_costs read_hierarchy as_costs',
     'Train': 'hier_learner proto_learner HierarchicalClassifier METHODS MetricGuide ProtoRates '
-             'ScaleRecorder PrototypeHead LinearHead DataLoss NodeBlock embedder add_class',
+             'ScaleRecorder PrototypeHead LinearHead DataLoss NodeBlock label_weights embedder '
+             'add_class',
     'Distances and distortion': 'pairwise distortion scale_free_distortion optimal_scale disto_loss '
                                 'rank_loss embed_metric',
     'Measure': 'hier_metrics hier_report average_cost mistake_severity hier_dist_at_k '
                'level_accuracy hier_precision hier_recall hier_f1 full_path_accuracy lca_height hops '
-               'coverage specificity HierInterpretation CostScorer',
+               'coverage specificity risk_curve risk_area HierInterpretation CostScorer',
     'Decide': 'argmax_rule crm CRM back_off BackOff node_crm expected_cost predict_path Decide '
-              'calibrate conformal_sets restrict',
+              'fit_temperature calibrate conformal_sets restrict',
     'Save and load': 'save_classifier load_classifier export_onnx',
     'Compare and audit': 'features compare audit'}
 __all__ = [name for names in API.values() for name in names.split()]

@@ -20,8 +20,8 @@ from .predictions import Predictions
 
 # %% ../nbs/206_answers.ipynb #558b2275
 _TEXT = dict(
-    target='target y_true true truth ground_truth actual label'.split(),
-    prediction='prediction y_pred predicted pred answer'.split(),
+    target='target y_true true true_label truth ground_truth gt actual label'.split(),
+    prediction='prediction y_pred predicted predicted_label pred answer'.split(),
     file='file filename file_name path image'.split())
 
 def known_heads(
@@ -219,6 +219,7 @@ def _check_range(P, cols, f):
              'if these are scores (logits), say --scores', f'{f}, row {i+1}')
 
 
+
 # %% ../nbs/206_answers.ipynb #e97027cd
 def read_answers(
     f, # a .csv or .xlsx file, or .jsonl from hierproto_predict
@@ -248,6 +249,10 @@ def read_predictions(
     o = read_answers(f, h, scores)
     if o.targets is None:
         names = pd.Series(_folder_classes(o.files, h.class_index()), name='target')
+        if not names.any():
+            others = quoted(o.columns)
+            fail("no column is called 'target', and no file lies in the folder of a class"
+                 + f'; other columns are {others}'*bool(others), f)
         o.notes.append(f"there is no column 'target': folders name the classes, "
                        f'as {names[0]!r} for {o.files[0]!r}')
         o.targets = _nodes_named(names, h.node_index(), h, f, o.notes)

@@ -7,7 +7,8 @@ __all__ = ['with_ends', 'interval_table', 'savings', 'verdict_against', 'html_re
            'answer_rows', 'csv_table', 'known_heads', 'paired', 'read_predictions']
 
 # %% ../nbs/505_audit.ipynb #13c21c82
-import base64, sys
+import base64, numbers, sys
+from contextlib import suppress
 from fastai.basics import *
 from fastcore.xml import (Button, Div, Figcaption, Figure, H2, Img, Input, Option, P, Section,
                           Select, Table, Tbody, Th, Thead, Tr)
@@ -429,20 +430,36 @@ def _failure(p, fail_above, worse_than, name):
     return verdict_against(d, name) if d.p.AHC < .05 and d.change.AHC > 0 else ''
 
 # %% ../nbs/505_audit.ipynb #5366c606
-def _check_audit(out, files, shuffles, seed, fail_above, force):
+def _number(name, value, most, kind=int):
+    "The option `name` as a number from 0 to `most`, of the `kind` int or float; text is read"
+    number = value
+    if isinstance(value, str):
+        with suppress(ValueError): number = kind(value)
+    allowed = (numbers.Integral,'whole number') if kind is int else (numbers.Real,'number')
+    is_number = isinstance(number, allowed[0]) and not isinstance(number, bool)
+    if is_number and 0 <= number <= most and math.isfinite(number): return kind(number)
+    ends = '>= 0' if most == math.inf else f'from 0 to {most:,}'
+    fail(f'--{name} must be a {allowed[1]} {ends}, got {value!r}')
+
+def _check_file(name, file):
+    "Refuse a `file` that is not one"
+    if not isinstance(file, (str,os.PathLike)):
+        fail(f'{name} must be the path of a table, got an object of type {type(file).__name__}')
+    if not Path(file).is_file(): fail(f'there is no such file: {file}')
+
+def _check_audit(out, files, groups, scores, force):
     "Refuse arguments of `audit` that cannot be meant, before anything is read"
-    for f in filter(None, files):
-        if not Path(f).is_file(): fail(f'there is no such file: {f}')
-    most = dict(shuffles=10**6, seed=2**32-1)
-    for name, o in dict(shuffles=shuffles, seed=seed).items():
-        if not isinstance(o, (int,np.integer)) or not 0 <= o <= most[name]:
-            fail(f'--{name} must be a whole number from 0 to {most[name]:,}, got {o!r}')
-    if fail_above is not None and not 0 <= fail_above < math.inf:
-        fail(f'--fail-above must be a number >= 0, got {fail_above!r}')
+    for name, file in files.items():
+        if file is not None and (name=='predictions' or file!=''): _check_file(name, file)
+    if not isinstance(groups, (str,type(None))):
+        fail(f'--groups must be the name of a column, got {groups!r}')
+    for name, o in dict(scores=scores, force=force).items():
+        if o not in (True, False): fail(f'--{name} must be True or False, got {o!r}')
     if out.is_file(): fail('--out must be a folder, this is a file', out)
     if (out/'report.html').exists() and not force:
         fail('this folder has a report: choose another --out, or --force', out)
 
+# %% ../nbs/505_audit.ipynb #83d9042a
 def audit(
     predictions:str, # table (.csv, .xlsx, .jsonl) with `target` and `prediction` or probabilities
     classes:str, # file of the tree or costs, or a tree's name; after --subset, hierarchy.json
@@ -458,7 +475,11 @@ def audit(
 ):
     "What the mistakes of any model cost: read its predictions, print a table and write a page"
     out = Path(out)
-    _check_audit(out, [predictions, against, fail_worse_than], shuffles, seed, fail_above, force)
+    files = {'predictions': predictions, '--against': against, '--fail-worse-than': fail_worse_than}
+    _check_audit(out, files, groups, scores, force)
+    shuffles = _number('shuffles', shuffles, 10**6)
+    seed = _number('seed', seed, 2**32-1)
+    if fail_above is not None: fail_above = _number('fail-above', fail_above, math.inf, float)
     h = read_hierarchy(classes)
     p = read_predictions(predictions, h, scores, groups)
     def read_other(f):

@@ -8,7 +8,7 @@ __all__ = ['fit_temperature', 'Climb', 'images_needed', 'conformal_quantile', 'c
 
 # %% ../nbs/204_calibration.ipynb #61f7edff
 import math, warnings
-from itertools import accumulate
+from itertools import accumulate, count
 import pandas as pd, torch
 from scipy.optimize import minimize_scalar
 from scipy.stats import beta
@@ -161,16 +161,25 @@ def _of_classes(scores, targets, h, probs):
     is_class = (y >= 0) & (y < len(h))
     return p[is_class], y[is_class]
 
-def _halves(n, share, seed, accuracy):
-    "The numbers below `n` in two random parts, the first with `share` of them"
+def check_enough(
+    n, # number of samples to calibrate on
+    accuracy, # as in `calibrate`
+    share=.25 # as in `calibrate`
+):
+    "An error that says how many samples `accuracy` needs, unless `n` are enough"
     if not 0 < share < 1: fail(f'share must be between 0 and 1, got {share}')
     least = images_needed(accuracy)
+    def enough(n): return 1 <= round(share*n) <= n-least
+    if enough(n): return
+    total = next(filter(enough, count(least)))
+    fail(f'an accuracy of {accuracy:g} needs {total} samples to calibrate on '
+         f'({share:.0%} of them choose the temperature, at least {least} the threshold), '
+         f'got {n}: label more, or ask for less')
+
+def _halves(n, share, seed, accuracy):
+    "The numbers below `n` in two random parts, the first with `share` of them"
+    check_enough(n, accuracy, share)
     k = round(share*n)
-    if k < 1 or n-k < least:
-        total = max(math.ceil(least/(1-share)), least+1, math.ceil(.5/share))
-        fail(f'an accuracy of {accuracy:g} needs {total} samples to calibrate on '
-             f'({share:.0%} of them choose the temperature, at least {least} the threshold), '
-             f'got {n}: label more, or ask for less')
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     return order[:k], order[k:]
 

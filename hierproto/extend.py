@@ -134,7 +134,7 @@ def _same_rule(rule, h):
     "`rule` for the classes of `h`; None if it depends on the old ones"
     if rule is argmax_rule or rule is None: return argmax_rule
     if type(rule) is CRM: return CRM(h, temperature=rule.temperature)
-    if type(rule) is BackOff: return BackOff(h, rule.threshold)
+    if type(rule) is BackOff: return BackOff(h, rule.threshold, temperature=rule.temperature)
 
 # %% ../nbs/511_extend.ipynb #1ad64cc1
 def _label_transforms(dataset):

@@ -14,7 +14,8 @@ from torchvision.models import ResNet18_Weights
 from .files import locked, plain, write_text
 from .hierarchy import *
 from .hierarchy import read_hierarchy
-from .calibration import calibrate
+from .calibration import calibrate, check_enough, fit_temperature
+from .inference import get_rule
 from .methods import *
 from .body import ARCHS, installed_weights, preprocessing
 from .learner import *
@@ -209,22 +210,51 @@ def _train_learner(learn, epochs, lr, keep, bar=True):
     return learn
 
 # %% ../nbs/506_fit.ipynb #08b4c15b
+def _part_for_rule(labels, h, rule, accuracy=None, seed=0):
+    "Which of the held-back images, with these `labels`, choose the numbers of `rule`, as booleans"
+    if accuracy: return hold_back(labels, .5, seed)
+    share = .25 if hasattr(rule, 'temperature') else 0.
+    part = hold_back(labels, share, seed)
+    few = labels[part].isin(h.leaves).sum() < 10
+    return part & (not few)
+
+def _check_accuracy(data, accuracy, seed):
+    "An error, before training, if too few images are held back to promise the `accuracy`"
+    labels = data.table.label[data.table.valid]
+    part = _part_for_rule(labels, data.h, None, accuracy, seed)
+    try: check_enough(labels[part].isin(data.h.leaves).sum(), accuracy)
+    except HierarchyError as e:
+        raise HierarchyError(f'{e}. Half of the {len(labels):,} images held back calibrate: '
+                             'a larger --valid holds back more') from None
+
+def _set_rule(learn, scores, y, h, accuracy=None):
+    "Choose the numbers of the rule of `learn` by these images; a note on them, if there are any"
+    if accuracy:
+        learn.rule = calibrate(scores, y, h, accuracy, probs=False)
+        return [str(learn.rule)]
+    if not hasattr(learn.rule, 'temperature'): return []
+    if not len(y): return ['temperature 1: too few images were held back to fit one']
+    is_class = y < len(h)
+    T = learn.rule.temperature = fit_temperature(scores[is_class], y[is_class])
+    return [f'temperature {T:.3g}, fitted on {is_class.sum():,} of the images held back, '
+            'which choose nothing else and are not in this report']
+
+# %% ../nbs/506_fit.ipynb #5bfad73b
 def _held_back(learn, data, notes=(), accuracy=None, seed=0):
-    "`Predictions` of the images held back, with `notes`; an `accuracy` calibrates the rule"
+    "`Predictions` of the images held back, with `notes`; some choose the numbers of the rule"
     with learn.no_bar(): scores, y = learn.get_preds(act=noop)
     if not scores.isfinite().all():
         raise ModelError('training diverged, scores are not finite: use a smaller --lr')
     held = data.table[data.table.valid]
     y = y.as_subclass(torch.Tensor)
-    report = torch.ones(len(y), dtype=torch.bool)
-    if accuracy:
-        report = torch.tensor(~hold_back(held.label, .5, seed))
-        learn.rule = calibrate(scores[~report], y[~report], data.h, accuracy, probs=False)
-        notes = [*notes, str(learn.rule)]
-    rule = partial(learn.rule, probs=False) if accuracy else learn.rule
-    answers = rule(scores[report])
-    files = held.file[report.numpy()].tolist()
-    return Predictions(y[report], data.h, answers, scores[report].softmax(1), files, notes)
+    part = torch.tensor(_part_for_rule(held.label, data.h, learn.rule, accuracy, seed))
+    notes = [*notes, *_set_rule(learn, scores[part], y[part], data.h, accuracy)]
+
+    files = held.file[~part.numpy()].tolist()
+    scores, y = scores[~part], y[~part]
+    answers = get_rule(learn.rule, data.h)(scores)
+    probs = (scores/getattr(learn.rule, 'temperature', 1.)).softmax(1)
+    return Predictions(y, data.h, answers, probs, files, notes)
 
 # %% ../nbs/506_fit.ipynb #b1f5147a
 @contextmanager
@@ -308,7 +338,7 @@ def _write_all(learn, p, o):
     write_text(out/'predictions.csv', answer_rows(p.h, [(p.files, targets, p.preds, p.probs)]))
     write_report(p, out, f'{Path(o.images).name}: {o.method}', o.method)
     (out/'fit.ckpt').unlink(missing_ok=True)
-    if o.accuracy: print(plain(learn.rule))
+    if hasattr(learn.rule, 'temperature'): print(plain(p.notes[-1])) # where its numbers come from
     print(plain(f'Model: {out}'))
 
 # %% ../nbs/506_fit.ipynb #26df11ed
@@ -347,6 +377,7 @@ def fit(
 
     with _output_folder(out, resume):
         data = _folder_data(h, o)
+        if accuracy: _check_accuracy(data, accuracy, seed)
         o.size = size or _usual_size(data.sizes)
         if arch=='auto': o.arch = _usual_arch(o.size, pretrained)
         notes = [_describe(data, o), *data.notes]

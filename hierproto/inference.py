@@ -15,7 +15,8 @@ from fastcore.basics import noop, patch
 from fastai.learner import Learner
 from fastai.callback.progress import ProgressCallback # for `no_bar`
 from .hierarchy import *
-from .scores import as_probs, as_scores, check_scores, checked_temperature, scores_only
+from .scores import (as_probs, as_scores, at_temperature, check_scores,
+                              checked_temperature, scores_only)
 from .subtree import SubtreeSum
 
 # %% ../nbs/203_inference.ipynb #96a92c23
@@ -81,15 +82,18 @@ class Rule(nn.Module):
 class BackOff(Rule):
     "The smallest node of `h` with probability `threshold`: a class (below K), or a group"
     groups = True
+    temperature = 1. # in pickles of earlier versions
     def __init__(self,
         h, # the Hierarchy of the K classes
         threshold=.5, # least probability of an answer
         vocab=None, # as in `expected_cost`
-        probs=None # as in `Rule`
+        probs=None, # as in `Rule`
+        temperature=1. # scores are divided by it, see `fit_temperature`
     ):
         h = as_tree(align_costs(h, vocab), 'back_off')
         super().__init__(h.leaves, probs)
         self.threshold = threshold
+        self.temperature = checked_temperature(temperature)
         self.fingerprint = h.fingerprint # of the tree whose nodes are the answers
         self.sums = SubtreeSum(h)
         self.register_buffer('size', h.sizes(), persistent=False)
@@ -100,7 +104,7 @@ def answers(self:BackOff,
     p # probabilities (B, K[, H, W])
 ):
     "Numbers of nodes"
-    P = self.sums(p)
+    P = self.sums(at_temperature(p, self.temperature))
     largest = self.size[-1] # of the root
     size = self.size.view(1, -1, *[1]*(P.ndim-2))
 
@@ -177,8 +181,7 @@ class CRM(Rule):
         p # probabilities (B, K[, H, W])
     ):
         "Numbers of classes"
-        if self.temperature != 1: p = (p.log()/self.temperature).softmax(1)
-        return expected_cost(p, self.D, probs=True).argmin(1)
+        return expected_cost(at_temperature(p, self.temperature), self.D, probs=True).argmin(1)
 
 # %% ../nbs/203_inference.ipynb #13cfe1d3
 class Decide(nn.Module):
@@ -265,13 +268,14 @@ def class_path(
     vocab=None, # as in `expected_cost`
     probs=None # as in `expected_cost`; the rule then gets log-probabilities
 ):
-    "The answer of `rule` in its groups, with probabilities"
+    "The answer of `rule` in its groups, with probabilities at the temperature of the rule"
     scores = as_scores(scores)
     if scores.ndim == 1: return class_path(scores[None], h, rule, vocab, probs)[0]
     h = align_costs(h, vocab)
     p = as_probs(scores, probs).cpu()
-    P = subtree_probs(p, h, probs=True)
-    answers = get_rule(rule, h)(scores.cpu() if probs is False else p.log())
+    rule = get_rule(rule, h)
+    answers = rule(scores.cpu() if probs is False else p.log())
+    P = subtree_probs(at_temperature(p, getattr(rule, 'temperature', 1.)), h, probs=True)
     return [_path_to(node, h, q) for node, q in zip(answers.tolist(), P)]
 
 # %% ../nbs/203_inference.ipynb #e61fa52e
@@ -292,7 +296,8 @@ def predict_path(
     items = item.to_frame().T.infer_objects() if is_row else [item]
     scores = _scores_of(learn, learn.dls.test_dl(items, num_workers=0))
     own_rule = getattr(learn, 'rule', 'argmax')
-    rule = rule or own_rule if threshold is None else BackOff(h, threshold)
+    if threshold is None: rule = rule or own_rule
+    else: rule = BackOff(h, threshold, temperature=getattr(own_rule, 'temperature', 1.))
     return class_path(scores[0], h, rule, probs=False)
 
 def _scores_of(learn, dl):

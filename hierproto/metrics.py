@@ -364,15 +364,24 @@ def _place_weights(r):
     return start + (end-start)*step
 
 # %% ../nbs/202_metrics.ipynb #59930a7c
-def _hops_of_class(h, order, z, k):
-    "HOPS@`k` of samples of the class `z` whose classes by score are the rows of `order`"
+def _mean_over_ties(values, tie):
+    "`values` (n, K), each replaced by the mean over those of its row with the same number in `tie`"
+    sums = torch.zeros_like(values).scatter_add_(1, tie, values)
+    counts = torch.zeros_like(values).scatter_add_(1, tie, torch.ones_like(values))
+    return (sums/counts).gather(1, tie)
+
+def _hops_of_class(h, order, tie, z, k):
+    "HOPS@`k` for true class `z`; rows of `order` are classes by score, those of `tie` number ties"
     ranks = _ranks(h, z)
     best = ranks.sort().values
-    got = ranks[order][:,:k]
-    w, best = _place_weights(best)[:k], best[:k]
-    if k == 1: return (got[:,0] == 0).double()
+    got = ranks[order].double()
+    # a column per rank would need more memory than one pass per rank
+    lost = torch.zeros_like(got)
+    for r in best[:k].unique(): lost += (best == r)*_mean_over_ties((got-r).abs(), tie)
+    if k == 1: return _mean_over_ties((got == 0).double(), tie)[:,0]
+    w, best, lost = _place_weights(best)[:k], best[:k], lost[:,:k]
     worst = (w*(best - best.flip(0)).abs()).sum()
-    return (1 - (w*(best-got).abs()).sum(1)/worst).clamp(min=0)
+    return (1 - (w*lost).sum(1)/worst).clamp(min=0)
 
 def _rounded(x):
     "`x` rounded to 40 bits after the point: sums of 8,192 such shares are exact in any order"
@@ -382,8 +391,11 @@ def _hops(b, c, k=None):
     scores, targs = b.class_scores('hops', len(c))
     k = len(c) if k is None else k
     _check_k(k, len(c))
-    order = scores.argsort(dim=1, descending=True, stable=True)
-    parts = [_hops_of_class(c, order[targs == z], z, k) for z in targs.unique()]
+    values, order = scores.sort(dim=1, descending=True, stable=True)
+    tie = torch.zeros_like(order)
+    tie[:,1:] = (values[:,1:] != values[:,:-1]).cumsum(1)
+    def of_class(z): return _hops_of_class(c, order[targs == z], tie[targs == z], z, k)
+    parts = [of_class(z) for z in targs.unique()]
     return _stack_sums(_rounded(torch.cat([*parts, torch.zeros(0)])), torch.ones(len(targs)))
 
 # %% ../nbs/202_metrics.ipynb #2240873a

@@ -84,7 +84,7 @@ def _answered(p, given, rule, bs, bad):
             items, images = zip(*good)
             files, targets, _ = zip(*items)
             scores = p.scores(torch.stack(images))
-            yield files, targets, rule(scores), scores.double().softmax(1)
+            yield files, targets, rule(scores), p.probs(scores.double())
 
 # %% ../nbs/507_predict.ipynb #5d14ec23
 def _records(p, batches):

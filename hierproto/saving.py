@@ -163,6 +163,8 @@ class Predictor:
         self.allowed = None # which classes it may answer with, see `only`
         self.rules = {} # made once
     @property
+    def temperature(self): return self.settings.get('temperature', 1.)
+    @property
     def device(self): return next((o.device for o in self.model.parameters()), torch.device('cpu'))
     def __repr__(self):
         method = self.settings.get('method') or 'a model'
@@ -257,7 +259,8 @@ def _make_rule(p, name, threshold):
     "The rule called `name` for the predictor `p`"
     rule = name
     if name == 'calibrated': rule = _calibrated_rule(p)
-    if name == 'crm': rule = CRM(p.h, temperature=p.settings.get('temperature', 1.))
+    if name == 'crm': rule = CRM(p.h, temperature=p.temperature)
+    if name == 'back_off': rule = BackOff(p.h, threshold, temperature=p.temperature)
     return _among(p, get_rule(rule, p.h, threshold))
 
 def _calibrated_rule(p):
@@ -274,13 +277,20 @@ def _among(p, rule):
 
 # %% ../nbs/504_saving.ipynb #ada0a809
 @patch
+def probs(self:Predictor,
+    scores # (N, K), from `scores`
+):
+    "Probabilities (N, K) at the temperature of the model"
+    return (scores/self.temperature).softmax(1)
+
+@patch
 def paths(self:Predictor,
     scores, # (N, K), from `scores`
     rule=None, # the name of a rule, or a function from scores to answers
     threshold=None # of 'back_off'
 ):
     "For each row of `scores` the path of groups down to the answer, with probabilities"
-    probs = scores.softmax(1)
+    probs = self.probs(scores)
     if not probs.isfinite().all():
         raise ModelError('no probabilities for this image: its scores are not finite')
     return self.paths_to(self.rule(rule, threshold)(scores), probs)
@@ -322,6 +332,7 @@ class Only(nn.Module):
         self.register_buffer('keep', keep, persistent=False)
     def forward(self, scores):
         return scores.masked_fill(~self.keep, torch.finfo(scores.dtype).min)
+
 
 
 # %% ../nbs/504_saving.ipynb #10eddf0c
@@ -378,11 +389,13 @@ def _rule_settings(rule, h):
     "Settings of the decision `rule`, whose costs must be those of `h`"
     if isinstance(rule, partial): rule = rule.func # made for scores
     if rule is None or rule is argmax_rule: return dict(rule='argmax')
-    if isinstance(rule, Guarantee): return dict(rule='calibrated', guarantee=rule.facts)
-    if isinstance(rule, BackOff): return dict(rule='back_off', threshold=float(rule.threshold))
+    T = getattr(rule, 'temperature', 1.)
+    own = dict(temperature=T) if T != 1 else {}
+    if isinstance(rule, Guarantee): return dict(own, rule='calibrated', guarantee=rule.facts)
+    if isinstance(rule, BackOff):
+        return dict(own, rule='back_off', threshold=float(rule.threshold))
     own_costs = isinstance(rule, CRM) and torch.equal(rule.D.cpu(), as_costs(h).to(rule.D.dtype))
-    if own_costs and rule.temperature == 1: return dict(rule='crm')
-    if own_costs: return dict(rule='crm', temperature=rule.temperature)
+    if own_costs: return dict(own, rule='crm')
     raise ModelError('this decision rule cannot be saved: use `argmax_rule`, `BackOff`, '
                      'the result of `calibrate`, or `CRM` with the costs of the hierarchy')
 
@@ -820,10 +833,11 @@ class _Answers(nn.Module):
         self.input = ImageInput(im) if im else nn.Identity()
         self.model = deepcopy(p.model).cpu().eval()
         self.sums = p.sums
+        self.temperature = p.temperature
         self.rule = p.rule(rule, threshold)
     def forward(self, images):
         scores = self.model(self.input(images))
-        return scores, self.sums(scores.softmax(1)), self.rule(scores)
+        return scores, self.sums((scores/self.temperature).softmax(1)), self.rule(scores)
 
 # %% ../nbs/504_saving.ipynb #a710bbfa
 def _metadata(p, rule, threshold):

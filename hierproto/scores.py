@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DUST', 'in_graph', 'check_scores', 'as_scores', 'looks_like_probs', 'as_probs', 'are_probs', 'checked_temperature',
-           'scores_only']
+           'at_temperature', 'scores_only']
 
 # %% ../nbs/200_scores.ipynb #5c0e0003
 import inspect, warnings
@@ -139,6 +139,13 @@ def checked_temperature(
     "`T` as a number, if it is positive and finite"
     if 0 < T < float('inf'): return float(T)
     raise HierarchyError(f'temperature must be positive and finite, got {T}')
+
+def at_temperature(
+    p, # probabilities (B, K[, H, W])
+    T # positive
+):
+    "What the probabilities `p` would be if the scores had been divided by `T`"
+    return p if T == 1 else (p.log()/T).softmax(1)
 
 # %% ../nbs/200_scores.ipynb #5795295f
 def scores_only(

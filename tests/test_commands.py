@@ -14,6 +14,7 @@ from hierproto.cli import run_command
 from hierproto.hierarchy import CostMatrix, Hierarchy, HierarchyError, read_hierarchy
 from hierproto.fit import _dls, _folder_data, _learner
 from hierproto.images import ImageError, read_image
+from hierproto.inference import BackOff, CRM
 from hierproto.saving import ModelError, Predictor, export_onnx, load_classifier, save_classifier
 
 FAST = ['--arch', 'convnet', '--epochs', '3', '--lr', '1e-2', '--m', '16', '--quiet']
@@ -451,6 +452,13 @@ def test_accuracy_calibrates_on_images_that_are_not_in_the_report(work, tmp_path
     assert load_classifier(tmp_path/'model').settings['rule'] == 'calibrated'
 
 
+def test_fit_says_before_training_that_images_are_too_few_for_an_accuracy(work, tmp_path, capsys):
+    err = failed(capsys, 'fit', work/'images', work/'classes.csv', *FAST, '--epochs', 10**5, '--accuracy', '.99',
+                 '--out', tmp_path/'model')
+    assert ('an accuracy of 0.99 needs 132 samples' in err and 'got 20' in err
+            and 'Half of the 40 images held back calibrate: a larger --valid holds back more' in err)
+
+
 def test_fit_saves_the_rule_that_was_asked_for(work, tmp_path, capsys):
     "Answers of the report and of the saved model are groups where no class reaches one half"
     run_command('fit', [work/'images', work/'classes.csv', *FAST, '--rule', 'back_off', '--out', tmp_path/'model'])
@@ -464,6 +472,40 @@ def test_fit_saves_the_rule_that_was_asked_for(work, tmp_path, capsys):
     assert names == [paths.get(o, o) for o in rows.prediction]
     assert '--accuracy makes a rule of its own' in failed(capsys, 'fit', work/'images', work/'classes.csv', *FAST,
                                                           '--rule', 'crm', '--accuracy', '.8', '--out', tmp_path/'other')
+
+
+@pytest.mark.parametrize('rule', [['--rule', 'crm'], ['--rule', 'back_off'], ['--method', 'cross_entropy_crm']],
+                         ids=['crm', 'back_off', 'method'])
+def test_fit_fits_a_temperature_for_rules_that_need_probabilities(work, tmp_path, capsys, rule):
+    "On images that are not in the report; answers, tables, a reloaded model and ONNX follow it"
+    run_command('fit', [work/'images', work/'classes.csv', *FAST, '--valid', '.4', *rule, '--out', tmp_path/'model'])
+    said = capsys.readouterr().out
+    found = re.search(r'temperature (\S+), fitted on (\d+) of the images held back, which choose nothing else', said)
+    assert found and found[0] in (tmp_path/'model'/'report.html').read_text()
+    p = load_classifier(tmp_path/'model')
+    T = p.settings['temperature']
+    assert T != 1 and f'{T:.3g}' == found[1] and 'temperature' not in load_classifier(work/'model').settings
+
+    rows = pd.read_csv(tmp_path/'model'/'predictions.csv', dtype={'prediction': str, 'target': str})
+    # 8 of 20 images of each class are held back, 2 of these for the temperature
+    assert len(rows) + int(found[2]) == 80 and len(rows) == 60
+    scores = p.scores([Path(f) for f in rows.file])
+    own = CRM(p.h, temperature=T) if p.settings['rule'] == 'crm' else BackOff(p.h, temperature=T)
+    names = p.h.node_names()
+    assert [names[i] for i in own(scores, probs=False)] == rows.prediction.tolist()
+    assert np.allclose(rows[p.h.leaves], (scores.double()/T).softmax(1), atol=1e-5)
+
+    run_command('predict', [tmp_path/'model', *rows.file, '--out', tmp_path/'again.csv'])
+    again = pd.read_csv(tmp_path/'again.csv', dtype={'prediction': str})
+    assert again.prediction.tolist() == rows.prediction.tolist()
+    assert np.allclose(again[p.h.leaves], rows[p.h.leaves], atol=1e-5)
+    for o in ('onnx', 'onnxscript', 'onnxruntime'): pytest.importorskip(o)
+    import onnxruntime
+    session = onnxruntime.InferenceSession(str(export_onnx(p, tmp_path/'m.onnx')))
+    x = torch.stack([p.pixels(Path(f)) for f in rows.file[:20]]).numpy()
+    _, nodes, answers = session.run(None, {'images': x})
+    assert [names[i] for i in answers] == rows.prediction[:20].tolist()
+    assert np.allclose(nodes[:, :len(p.h)], rows[p.h.leaves][:20], atol=1e-3)
 
 
 def test_files_have_the_usual_mode_and_force_overwrites(work, tmp_path, capsys):

@@ -149,8 +149,7 @@ def of_reports(w, s, y):
     named = hier_report(s, y, w.tree, vocab=w.dls.vocab)
     aligned = hier_report(s, y, w.learn.hierarchy)
     assert named.keys() == aligned.keys() and rounded(named.values()) == rounded(aligned.values())
-    return {k: round(v, 5) for k, v in named.items()
-            if 'hops' not in k}, round(average_cost(s, y, w.tree, vocab=w.dls).item(), 5)
+    return {k: round(v, 5) for k, v in named.items()}, round(average_cost(s, y, w.tree, vocab=w.dls).item(), 5)
 
 def of_rules(w, s, y):
     h = w.learn.hierarchy
@@ -241,10 +240,7 @@ def of_jsonl(w, s, y, seed):
 
 def of_audit(w, s, y, seed):
     p = read_predictions(rows_of_command(w, seed, '.csv', 'crm'), w.tree)
-    # ranks of probabilities that rounding makes equal follow the order of the classes
-    t = p.table()
-    t = t[[c for c in t if 'HOPS' not in c]]
-    return {k: rounded(o.values()) for k, o in t.T.to_dict().items()}
+    return {k: rounded(o.values()) for k, o in p.table().T.to_dict().items()}
 
 def of_rounded(w, s, y):
     "Answers to probabilities that were rounded, as tables have them, without those that are ties"
@@ -301,7 +297,7 @@ def of_groups_as_labels(w, s, y):
     by_node = hier_report(s, mixed, w.tree, vocab=w.dls.vocab)
     names = [h.node_names()[i] for i in mixed.tolist()]
     assert mixed.tolist() == [h.find_node(n) for n in names]
-    return {k: round(v, 5) for k, v in by_node.items() if 'hops' not in k}
+    return {k: round(v, 5) for k, v in by_node.items()}
 
 def of_scorer(w, s, y):
     "scikit-learn's scorer, on answers that are names"

@@ -14,7 +14,7 @@ from hierproto.distortion import *
 from hierproto.hierarchy import Hierarchy, as_costs
 from hierproto.inference import argmax_rule, back_off, crm, expected_cost, subtree_probs
 from hierproto.methods import METHODS, get_method
-from hierproto.metrics import Batch, hier_metrics, hier_report
+from hierproto.metrics import Batch, hier_metrics, hier_report, hops
 from hierproto.prototypes import DataLoss, FocalDataLoss
 
 EXAMPLES = int(os.environ.get('HIERPROTO_EXAMPLES', 15))
@@ -121,6 +121,18 @@ def test_another_order_of_classes_changes_no_metric(h, seed):
     assert torch.equal(at[crm(x[:,at[:K]], new)], crm(x, h))
     assert torch.equal(at[back_off(x[:,at[:K]], new)], back_off(x, h))
     close(subtree_probs(x[:,at[:K]], new), subtree_probs(x, h)[:,at])
+
+@holds(trees(), seeds)
+def test_ties_do_not_make_hops_depend_on_the_order_of_classes(h, seed):
+    "Scores of few values, and rounded probabilities, many of which are 0"
+    new, at = shuffled(h, seed)
+    K, g = len(h), gen(seed)
+    x, y = torch.randint(3, (50, K), generator=g).float(), torch.randint(K, (50,), generator=g)
+    p = torch.randn(50, K, generator=g).softmax(1).mul(10).round()
+    p[:,0] += 1 # no row is empty
+    for scores in (x, p.log()):
+        for k in {None, 1, 2, min(5, K)}:
+            assert hops(scores, y, h, k) == hops(scores[:,at[:K]], torch.argsort(at[:K])[y], new, k)
 
 losses = dict(cross_entropy=lambda h: DataLoss(), focal=lambda h: FocalDataLoss(), hxe=lambda h: HXELoss(h),
               hxe_focal=lambda h: HXELoss(h, gamma=1., count='leaf'), soft_labels=SoftLabelLoss,
