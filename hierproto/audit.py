@@ -441,7 +441,7 @@ def _number(name, value, most, kind=int):
     ends = '>= 0' if most == math.inf else f'from 0 to {most:,}'
     fail(f'--{name} must be a {allowed[1]} {ends}, got {value!r}')
 
-def _check_file(name, file):
+def _check_table(name, file):
     "Refuse a `file` that is not one"
     if not isinstance(file, (str,os.PathLike)):
         fail(f'{name} must be the path of a table, got an object of type {type(file).__name__}')
@@ -450,7 +450,7 @@ def _check_file(name, file):
 def _check_audit(out, files, groups, scores, force):
     "Refuse arguments of `audit` that cannot be meant, before anything is read"
     for name, file in files.items():
-        if file is not None and (name=='predictions' or file!=''): _check_file(name, file)
+        if file is not None and (name=='predictions' or file!=''): _check_table(name, file)
     if not isinstance(groups, (str,type(None))):
         fail(f'--groups must be the name of a column, got {groups!r}')
     for name, o in dict(scores=scores, force=force).items():
