@@ -214,9 +214,19 @@ def _digest(tensors):
 def _features(parts, net):
     "Features (N, views, F) by `net` of the frames in `parts`, to train and to test, and a digest"
     (train,_),(test,_) = parts
-    def views(*xs): return torch.stack([_frame_features(o, net, bar=True) for o in xs], 1)
+    def one_view(x): return _frame_features(x, net, bar=len(x)>100)
+    def views(*xs): return torch.stack([one_view(o) for o in xs], 1)
     digest = _digest([train, test, *net.state_dict().values()])
     return [views(train, train.flip(-1)), views(test), digest]
+
+def _frozen_parts(source, parts, size, arch, pretrained):
+    "`parts` with features by the network `arch` in place of frames, and a digest"
+    path = _source(source).resolve()
+    file = cache_path('nyudv2_features', str(path), file_stamp(path), size, arch, pretrained)
+    def compute(): return _features(parts, _frozen_net(arch, pretrained))
+    x, x_test, digest = cached(file, compute)
+    (_,y), (_,y_test) = parts
+    return (x,y), (x_test,y_test), digest
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #b40a171a
 def _hold_out(x, y, share, seed=0):
@@ -228,6 +238,10 @@ def _hold_out(x, y, share, seed=0):
 
 # %% ../../../nbs/703_paper.data.nyudv2.ipynb #0b026119
 _DEPTH = .278,.139 # mean and deviation
+
+def _with_depth(stats):
+    "Mean and deviation of the colours, `stats`, followed by those of the depth"
+    return [[*o, d] for o,d in zip(stats, _DEPTH)]
 
 @delegates(tensor_dls, but='train,valid,vocab,batch_tfms,ds_cls,test')
 def nyudv2(
@@ -247,23 +261,18 @@ def nyudv2(
     "NYUDv2, 795 frames to train and 654 to test: `dls, hierarchy`; void pixels are 255"
     vocab = list(_facts()['classes'])
     if isinstance(size, int): size = size, size*4//3
-    parts = _tensors(source, size)
-    (x,y), test = parts
+    train, test = parts = _tensors(source, size)
     if frozen:
-        path = _source(source).resolve()
-        file = cache_path('nyudv2_features', str(path), file_stamp(path), size, frozen, pretrained)
-        def compute(): return _features(parts, _frozen_net(frozen, pretrained))
-        x, x_test, digest = cached(file, compute)
-        if not augment: x = x[:,:1]
-        test = x_test, test[1]
-    if holdout: (x,y), test = _hold_out(x, y, holdout)
-    part = take_fraction(torch.zeros(len(x), dtype=torch.long), fraction, seed)
-    tfms = None
-    if not frozen:
-        with_depth = [[*o, d] for o,d in zip(stats, _DEPTH)]
-        tfms = image_tfms(with_depth, *[_FlipZoom()]*augment)
-    ds_cls = _MapDS if frozen else _RGBDDS
-    train = x[part], y[part]
-    dls = tensor_dls(train, test, vocab, bs=bs, batch_tfms=tfms, ds_cls=ds_cls, **kwargs)
-    if frozen: dls.features = digest
+        train, test, digest = _frozen_parts(source, parts, size, frozen, pretrained)
+        if not augment: train = train[0][:,:1], train[1] # without the mirrored view
+    if holdout: train, test = _hold_out(*train, holdout)
+    x, y = train
+    some = take_fraction(torch.zeros(len(x), dtype=torch.long), fraction, seed)
+    train = x[some], y[some]
+    if frozen:
+        dls = tensor_dls(train, test, vocab, bs=bs, ds_cls=_MapDS, **kwargs)
+        dls.features = digest
+    else:
+        tfms = image_tfms(_with_depth(stats), *[_FlipZoom()]*augment)
+        dls = tensor_dls(train, test, vocab, bs=bs, batch_tfms=tfms, ds_cls=_RGBDDS, **kwargs)
     return dls, align_costs(hierarchy, vocab, subset=True)
