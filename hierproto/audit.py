@@ -75,14 +75,19 @@ _MEASURES_NOTE = ('With 95% intervals, by the bootstrap. AHC: average cost of an
 
 def _title_part(p, lines):
     "The number of samples, and the measures of `lines` with intervals"
+    mistakes = f', {int(p.wrong.sum()):,} mistakes'
+    table = html_table(interval_table(lines), cls='measures')
+    return [P(_counted(p, mistakes)+'.'), table, P(_MEASURES_NOTE, cls='note')]
+
+def _counted(p, mistakes=''):
+    "What the numbers about `p` count, as sentences without the last stop"
     known = int(p.known.sum())
-    says = [f'{len(p):,} samples of {len(p.h):,} classes, {int(p.wrong.sum()):,} mistakes.']
+    says = [f'{len(p):,} samples of {len(p.h):,} classes{mistakes}']
     if known!=len(p):
         says.append(f'{known:,} of them are known to their class, '
-                    'the others count for the levels they are known to.')
-    if p.units is not None: says.append(f'Intervals are over {p.n_units:,} groups.')
-    table = html_table(interval_table(lines), cls='measures')
-    return [P(' '.join(says)), table, P(_MEASURES_NOTE, cls='note')]
+                    'the others count for the levels they are known to')
+    if p.units is not None: says.append(f'Intervals are over {p.n_units:,} groups')
+    return '. '.join(says)
 
 # %% ../nbs/505_audit.ipynb #cb44f326
 def _short(name): return plain(name if len(name) <= 80 else f'{name[:50]}…{name[-29:]}')
@@ -381,7 +386,7 @@ def write_report(
 
 def _summary(p, lines, fit, against):
     "Yields what the report says, as text"
-    yield f'\n{len(p):,} samples of {len(p.h)} classes\n'
+    yield f'\n{_counted(p)}\n'
     yield interval_table(lines).to_string() + '\n'
     yield from savings(lines)
     if against: yield verdict_against(p.differences(against[0]), against[1])

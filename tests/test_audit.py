@@ -89,6 +89,33 @@ def test_a_target_may_be_a_group(tmp_path):
     assert m['level 1 accuracy %'] == pytest.approx(200/3)
 
 
+def test_page_and_command_say_how_many_targets_are_known_to_their_class(tmp_path, capsys):
+    tree.to_csv(tmp_path/'c.csv')
+    (tmp_path/'p.csv').write_text('target,prediction\nc0,c1\ng0,c2\ng1,c2\n/,c2\n')
+    audit(tmp_path/'p.csv', tmp_path/'c.csv', tmp_path/'a', shuffles=0)
+    says = '1 of them are known to their class, the others count for the levels they are known to'
+    assert f'4 samples of 12 classes. {says}\n' in capsys.readouterr().out
+    assert f'4 samples of 12 classes, 1 mistakes. {says}.' in (tmp_path/'a'/'report.html').read_text()
+
+
+@pytest.mark.parametrize('wrong', [dict(fail_above='three'), dict(fail_above=True), dict(shuffles='1.5'), dict(seed='x'),
+                                   dict(groups=['camera']), dict(fail_worse_than=3.), dict(against=3), dict(scores='no')])
+def test_arguments_from_python_are_checked_before_anything_is_read(tmp_path, wrong):
+    tree.to_csv(tmp_path/'c.csv')
+    (tmp_path/'p.csv').write_text('target,prediction\nc0,c1\n')
+    with pytest.raises(HierarchyError, match=f"--{next(iter(wrong)).replace('_', '-')} must be"):
+        audit(tmp_path/'p.csv', tmp_path/'c.csv', tmp_path/'a', **wrong)
+    assert not (tmp_path/'a').exists()
+
+
+def test_numbers_may_be_text(tmp_path):
+    tree.to_csv(tmp_path/'c.csv')
+    (tmp_path/'p.csv').write_text('target,prediction\nc0,c1\n')
+    audit(tmp_path/'p.csv', tmp_path/'c.csv', tmp_path/'a', shuffles='5', seed='1', fail_above='3')
+    with pytest.raises(SystemExit, match='above 1.5'):
+        audit(tmp_path/'p.csv', tmp_path/'c.csv', tmp_path/'b', shuffles='5', fail_above='1.5')
+
+
 def test_none_of_the_shuffled_trees_is_not_a_tenth_of_a_percent():
     y = torch.arange(12).repeat(20)
     near = y//3*3 + (y+1) % 3
