@@ -43,6 +43,7 @@ def _views(x):
     if x.dtype!=torch.half: x = x.float()
     return x[:,None] if x.ndim==2 else x
 
+# %% ../nbs/508_compare.ipynb #538a19d8
 def _integers(y):
     "`y` as a tensor of integers"
     y = _as_tensor(y).as_subclass(Tensor)
@@ -58,7 +59,7 @@ def _class_numbers(y, n_classes):
              'remove images without a class before comparing')
     return y
 
-# %% ../nbs/508_compare.ipynb #8dbfa363
+# %% ../nbs/508_compare.ipynb #a0e5d8e3
 def _check_groups(groups, n):
     "Refuse `groups` that are not one for each of `n` images"
     if groups is None: return
@@ -66,6 +67,7 @@ def _check_groups(groups, n):
     lost = pd.isna(pd.Series(groups, dtype=object))
     if lost.any(): fail(f'`groups` has no entry for image {int(lost.argmax())}')
 
+# %% ../nbs/508_compare.ipynb #552b6397
 @dataclass
 class Pool:
     "Features and labels of a comparison"
@@ -106,6 +108,7 @@ def _parted(o, known):
     if o is None or len(o)!=len(known): return o, None
     return [a for a,k in zip(o, known) if k], [a for a,k in zip(o, known) if not k]
 
+# %% ../nbs/508_compare.ipynb #74bc0357
 @patch(cls_method=True)
 def split(cls:Pool,
     x, # features of all images
@@ -117,7 +120,8 @@ def split(cls:Pool,
     **kwargs # other fields
 ):
     "A `Pool` of the images with a class; those that are known to a group become `coarse`"
-    known, y = _integers(y) < len(vocab), _integers(y)
+    y = _integers(y)
+    known = y < len(vocab)
     coarse = None if known.all() else (x[~known], y[~known])
     tested = known
     if test:
@@ -163,7 +167,6 @@ def of(cls:Pool,
         kind = type(data).__name__
         raise TypeError(f'data must be features in DataLoaders, a Pool, or (X, y), got {kind}')
     X, y = _views(data[0]), np.asarray(data[1])
-    if len(X)!=len(y): fail(f'{len(X)} rows of features, but {len(y)} labels')
     if y.dtype.kind in 'OUS':
         vocab, y = _nodes_of(y.astype(str), h)
         return cls.split(X, y, vocab, groups=groups)
@@ -172,6 +175,7 @@ def of(cls:Pool,
     is_group = isinstance(h, Hierarchy) and (y >= len(h)).any() and y.max() < h.n_nodes-1
     return cls.split(X, y, vocab, groups=groups) if is_group else cls(X, y, vocab, groups=groups)
 
+# %% ../nbs/508_compare.ipynb #88523517
 def _nodes_of(labels, h):
     "Names of the classes among `labels`, sorted, and the number of the node of each label"
     names, at = np.unique(labels, return_inverse=True)
@@ -222,6 +226,7 @@ def node_costs(
     "Cost of each answer for each class, (answers, K)"
     return as_costs(h, hidden=True)[:,:len(h)] if nodes else as_costs(h)
 
+# %% ../nbs/508_compare.ipynb #d5d70cea
 def _rule_answers(scores, h, rule, temperature):
     "Number of the answer to each row of `scores` (N, K)"
     if rule=='argmax': return scores.argmax(1)
@@ -316,11 +321,13 @@ def _with_coarse(pool, train, idx):
         x, y = x[kept], y[kept]
     return [torch.cat(o) for o in zip(train, (x, y))]
 
+# %% ../nbs/508_compare.ipynb #2f5e0a9f
 def _test_parts(pool, folds):
     "Images to train on and features and classes to test on, for each final model"
     if pool.test: return [(np.arange(len(pool.y)), pool.test[0])]
     return [(np.flatnonzero(folds!=f), pool.x[folds==f]) for f in range(_FOLDS)]
 
+# %% ../nbs/508_compare.ipynb #65f50f92
 def _final(pool, train, setup, chosen, folds):
     "Scores of all tested images by models that have not seen them, and seconds of both steps"
     scores = torch.empty(len(pool.targets), len(pool.vocab))
@@ -441,6 +448,7 @@ def _begin(parent):
     "In a new worker: watch the process `parent`"
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
+# %% ../nbs/508_compare.ipynb #67c090e3
 def _task(x, y, test, coarse, pool, *args):
     "`_run_method` in another process; arrays come one by one so that joblib can share them"
     tensor_of = torch.from_numpy
@@ -472,6 +480,7 @@ def read_costs(
     except (ValueError, OSError, EOFError, zipfile.BadZipFile):
         fail(f'{path} is damaged: remove it, and its runs are repeated')
 
+# %% ../nbs/508_compare.ipynb #80c00dbe
 def _check_file(path):
     "Refuse a file of rows that are not of a comparison"
     if not path.is_file(): return
@@ -529,7 +538,6 @@ def compare(
     rules = _rule_names(rules, h)
     names, notes = _check_coarse(pool, method_names(methods, h), methods, h, m)
     seeds = ifnone(seeds, 5 if pool.test else 2)
-    if seeds<1: raise ValueError(f'seeds must be >= 1, got {seeds}')
     if len(names)*len(rules)<2 and not predictions:
         raise ValueError('nothing to compare: pass another method or rule')
     yours = predictions and _your_model(predictions, pool, h)
@@ -550,6 +558,7 @@ def _rule_names(rules, h):
     if 'node' in L(rules): as_tree(h, "The rule 'node'")
     return [*L(rules)]
 
+# %% ../nbs/508_compare.ipynb #45cc7183
 def _all_rows(path, pool, h, ids, setup, rules, jobs, name, progress):
     "Rows and costs of the runs `ids`, after those that are missing have been made"
     _check_file(path)
@@ -636,6 +645,7 @@ def family(self:Comparison,
     base = ('cross_entropy','node') if nodes else self.base
     return base, [o for o in mine if o!=base]
 
+# %% ../nbs/508_compare.ipynb #b7c13805
 @patch
 def differences(self:Comparison,
     metric='ahc', # 'ahc' or 'er'
@@ -668,6 +678,7 @@ def _matched(files, names, f):
     if not missing: fail(f'{f}: several images have the same name: give their paths')
     fail(f'{f}: nothing for {len(missing)} of {len(names)} images, such as {quoted(missing, 3)}')
 
+# %% ../nbs/508_compare.ipynb #892a40a4
 def _your_model(f, pool, h):
     "Name, probabilities if there are any, and answers, of the predictions in the file `f`"
     o = read_answers(f, h)
@@ -689,6 +700,7 @@ def _your_name(name):
     taken = {*METHODS, *map(in_words, METHODS)}
     return f'{name} (yours)' if {name, in_words(name)} & taken else name
 
+# %% ../nbs/508_compare.ipynb #c07a81b4
 @patch
 def add(self:Comparison,
     name, # of the other model
@@ -731,7 +743,7 @@ def winner(self:Comparison):
     "Method and rule that the advice recommends among answers that are classes"
     return self.pick()
 
-# %% ../nbs/508_compare.ipynb #7f0e0e22
+# %% ../nbs/508_compare.ipynb #724dae2c
 def _ends_text(r): return f'{r.adj_low:+.1f} to {r.adj_high:+.1f}%'
 
 def _some(names, most):
@@ -739,6 +751,7 @@ def _some(names, most):
     more = f' and {len(names) - most} more' if len(names)>most else ''
     return ', '.join(names[:most]) + more
 
+# %% ../nbs/508_compare.ipynb #22915935
 @patch
 def _shows(self:Comparison, d, nodes=False):
     "What the undecided candidates in `d` would need"
@@ -788,6 +801,7 @@ def free_choices(self:Comparison):
              'least-risk nodes': ((method,'node'), (method,'argmax'))}
     return judge({k: self.change(*o) for k,o in pairs.items() if self.costs.keys() >= {*o}})
 
+# %% ../nbs/508_compare.ipynb #f421965d
 @patch
 def _free_advice(self:Comparison):
     method = in_words(self.winner[0])
@@ -829,6 +843,7 @@ def _to_its_error(value, se):
     digits = 2 if not (np.isfinite(se) and se>0) else max(0, min(4, math.ceil(-math.log10(2*se))))
     return f'{value:.{digits}f}'
 
+# %% ../nbs/508_compare.ipynb #ba69cbef
 @patch
 def _errors(self:Comparison, wrong=False):
     "Standard error of the mean cost, or of the error rate in percent, by method and rule"
@@ -875,7 +890,7 @@ def error_parts(self:Comparison,
     names = dict(se_images='from images', se_training='from trainings')
     return d[[*names]].rename(columns=names).rename_axis('method').map('{:.2f}'.format)
 
-# %% ../nbs/508_compare.ipynb #5edba8df
+# %% ../nbs/508_compare.ipynb #7ff974b4
 @patch
 def _svg(self:Comparison):
     "The figure of `plot` as SVG"
@@ -887,6 +902,7 @@ def _svg(self:Comparison):
     plt.close(fig)
     return buf.getvalue()
 
+# %% ../nbs/508_compare.ipynb #2880b80c
 @patch
 def facts(self:Comparison):
     "A sentence on data and trainings"

@@ -319,6 +319,23 @@ def test_no_image_is_tested_by_a_model_that_has_seen_it(monkeypatch):
     assert all(n == 36 for n, _ in seen if n != 48), 'choices leave out two folds'
 
 
+def test_the_plain_loop_gives_the_results_of_a_learner(monkeypatch):
+    from hierproto import compare as module
+    run = partial(compare, made_up_pool(), TREE, 'hxe,gp_disto,deep_ncm', seeds=1, epochs=1, m=4, progress=False)
+    quick, train = run(), module.train_head
+    monkeypatch.setattr(module, 'train_head', partial(train, plain=False))
+    usual = run()
+    assert {*quick.costs} == {*usual.costs} and all(np.array_equal(quick.costs[k], usual.costs[k]) for k in quick.costs)
+    assert quick.rows.run_id.equals(usual.rows.run_id) and quick.rows.nll.equals(usual.rows.nll)
+
+
+def test_a_feature_that_is_not_a_number_is_named():
+    pool = made_up_pool()
+    pool.x[7] = float('nan')
+    with pytest.raises(ValueError, match='the input: 1 of .* samples of the batch contain NaN'):
+        compare(pool, TREE, 'learnt', seeds=1, epochs=1, m=4, progress=False)
+
+
 @pytest.mark.skipif(not hasattr(os, 'killpg'), reason='needs POSIX')
 @pytest.mark.parametrize('sig', [signal.SIGKILL, signal.SIGTERM], ids=['kill', 'terminate'])
 def test_a_killed_comparison_leaves_nothing_behind(sig, tmp_path):

@@ -6,14 +6,14 @@
 __all__ = ['bench_row', 'main']
 
 # %% ../../nbs/717_paper.bench.ipynb #1fd0602f
-import ctypes, gc, io, shutil, subprocess, sys, tempfile, time
+import ctypes, gc, io, os, shutil, subprocess, sys, tempfile, time
 from collections import namedtuple
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout, suppress
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from timeit import timeit
+from timeit import default_timer, timeit
 import numpy as np, pandas as pd, torch
 from torch import nn
 from fastcore.script import call_parse
@@ -27,21 +27,30 @@ from ..methods import METHODS
 from ..learner import hier_learner
 from ..backbones.resnet import resnet18_32
 from ..images import tensor_dls
-from ..features import FeatureDS
+from ..features import FeatureDS, train_head
 from ..audit import audit
 from ..cli import fit, predict
 from ..saving import load_classifier
 from ..files import commit
 
 # %% ../../nbs/717_paper.bench.ipynb #db94fb07
-def _ratios(ours, theirs, rounds=7):
+def _ratios(ours, theirs, rounds=7, timer=default_timer):
     "Ratios of the time of `ours` to that of `theirs`, one per round, after a round that does not count"
     res = []
     for i in range(1+rounds):
         first, second = (ours,theirs) if i%2 else (theirs,ours)
-        a, b = timeit(first, number=1), timeit(second, number=1)
+        a, b = (timeit(o, timer=timer, number=1) for o in (first, second))
         res.append(a/b if i%2 else b/a)
     return np.array(res[1:])
+
+# %% ../../nbs/717_paper.bench.ipynb #37f6069c
+def _time_of_children():
+    "Processor time of all processes that this one has started and that have ended"
+    return sum(os.times()[2:4])
+
+def _run_code(code, **kwargs):
+    "Run `code` in a new process"
+    subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, **kwargs)
 
 # %% ../../nbs/717_paper.bench.ipynb #4f74ce04
 def _status(key):
@@ -62,11 +71,11 @@ def _peak_memory(f):
 
 # %% ../../nbs/717_paper.bench.ipynb #722834f6
 BENCHES = {}
-Bench = namedtuple('Bench', 'make against goals rounds')
+Bench = namedtuple('Bench', 'make against goals rounds timer own')
 
-def bench(name, against, goals, rounds=7):
-    "Register a function as the measure `name` `against` something, with `goals` per size"
-    def add(f): BENCHES[name] = Bench(f, against, goals, rounds)
+def bench(name, against, goals, rounds=7, timer=default_timer, own=True):
+    "Register a measure `name` with `goals` per size; is the work done in its `own` process?"
+    def add(f): BENCHES[name] = Bench(f, against, goals, rounds, timer, own)
     return add
 
 # %% ../../nbs/717_paper.bench.ipynb #37b4db3d
@@ -154,11 +163,10 @@ def _(N, K):
 # %% ../../nbs/717_paper.bench.ipynb #c77be97d
 _PROGRAMS = 'fit','predict','audit','train'
 
-@bench('start of --help', 'one second', {(o,): 1. for o in _PROGRAMS}, rounds=3)
+@bench('start of --help', 'one second', {(o,): 1. for o in _PROGRAMS}, rounds=3, own=False)
 def _(name):
     code = f'from hierproto.cli import run_command; run_command({name!r}, ["--help"])'
-    def start(): subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
-    return start, lambda: time.sleep(1)
+    return lambda: _run_code(code), lambda: time.sleep(1)
 
 @lru_cache
 def _work_folder(): return tempfile.TemporaryDirectory() # removed when the process ends
@@ -211,19 +219,44 @@ def _(N):
     def ours(): _without_output(predict, str(at/'model'), [str(at/'many')], **to_file)
     return ours, lambda: _bare(model, files)
 
+# %% ../../nbs/717_paper.bench.ipynb #592e3957
+_IMPORT_GOALS = {('hierproto.all',): 1.15}
+
+@bench('import', 'fastai.vision.all', _IMPORT_GOALS, timer=_time_of_children, own=False)
+def _(name):
+    def start(module): return lambda: _run_code(f'from {module} import *')
+    return start(name), start('fastai.vision.all')
+
+# %% ../../nbs/717_paper.bench.ipynb #0e87303f
+_HEAD_GOALS = {('cross_entropy',900): .65, ('gp_disto',900): .75}
+
+@bench('training of a head', 'the loop of a Learner', _HEAD_GOALS)
+def _(method, N):
+    h = _tree(15)
+    part = torch.randn(N, 1, 1280).half(), torch.arange(N)%15
+    def train(plain): return lambda: train_head(part, part, h.leaves, h, method, plain=plain)
+    return train(True), train(False)
+
 # %% ../../nbs/717_paper.bench.ipynb #f530fa86
-@bench('hierproto_compare', 'one minute', {('cold',1500): 3., ('warm',1500): 1.}, rounds=1)
-def _(start, N):
+def _comparison_folder(N):
+    "A new folder with `N` random images in 15 classes, and their tree"
     at = Path(_work_folder().name)
     _write_images(at/'images', N//15, 15)
     rows = [f'{k//3},{k}' for k in range(15)]
     (at/'classes.csv').write_text('\n'.join(['group,class', *rows]))
-    code = 'from hierproto.cli import run_command; run_command("compare")'
+    return at
+
+_COMPARE = ('from hierproto.cli import run_command; '
+            'run_command("compare", ["images", "classes.csv", "--jobs", "2"])')
+_COMPARE_GOALS = {('cold',1500): 3., ('warm',1500): 1.}
+
+@bench('hierproto_compare', 'one minute', _COMPARE_GOALS, rounds=1, own=False)
+def _(start, N):
+    at = _comparison_folder(N)
     def ours():
         if start=='cold': shutil.rmtree(at/'comparison', ignore_errors=True)
         for o in (at/'comparison').glob('comparison.*'): o.unlink()
-        subprocess.run([sys.executable, '-c', code, 'images', 'classes.csv', '--jobs', '2'], cwd=at,
-                       check=True, capture_output=True)
+        _run_code(_COMPARE, cwd=at)
     return ours, lambda: time.sleep(60)
 
 # %% ../../nbs/717_paper.bench.ipynb #0738d660
@@ -246,11 +279,12 @@ def bench_row(
     goal = m.goals.get(size, np.nan)
     torch.manual_seed(0)
     ours, theirs = m.make(*size)
-    low, mid, high = np.quantile(_ratios(ours, theirs, rounds), [.25,.5,.75])
+    low, mid, high = np.quantile(_ratios(ours, theirs, rounds, m.timer), [.25,.5,.75])
+    memory = _peak_memory(ours)/1e6 if m.own else np.nan
     return dict(
         measure=name, size=_size_text(size), against=m.against, goal=goal,
         ratio=mid, low=low, high=high, verdict=_in_words(low, high, goal),
-        mb=_peak_memory(ours)/1e6, rounds=rounds, threads=torch.get_num_threads(),
+        mb=memory, rounds=rounds, threads=torch.get_num_threads(),
         torch=torch.__version__, commit=commit())
 
 # %% ../../nbs/717_paper.bench.ipynb #41f276ea
