@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np, pandas as pd, torch
 from fastcore.basics import first
 from .hierarchy import *
-from .names import fail, find_class, quoted, tidy_name
+from .names import check_names, fail, find_class, quoted, tidy_name
 from .scores import DUST, are_probs, as_probs
 from .predictions import Predictions
 
@@ -95,8 +95,7 @@ def _json_table(f, classes):
 
 def _excel_table(f, classes):
     "The first sheet of the Excel file `f` as a DataFrame: text, and numbers in columns of classes"
-    try: df = pd.read_excel(f, dtype=object, keep_default_na=False)
-    except ImportError: fail('reading Excel files needs openpyxl: pip install openpyxl', f)
+    df = pd.read_excel(f, dtype=object, keep_default_na=False)
     df.columns = known_heads([_cell_name(o) for o in df.columns], classes)
     numbers = {o.casefold() for o in classes} - {*_TEXT}
     return df.apply(lambda o: o if o.name.casefold() in numbers else o.map(str))
@@ -107,10 +106,9 @@ def _read_table(f, classes):
     readers = {'.jsonl': _json_table, '.xlsx': _excel_table}
     read = readers.get(Path(f).suffix.lower(), csv_table)
     try: df = read(f, classes)
-    except (HierarchyError,OSError): raise
+    except (HierarchyError,OSError,ImportError): raise
     except Exception as e: fail(f'not a table in UTF-8: {str(e).strip()}', f)
-    if 'file' not in df and 'target' not in df:
-        fail(f"no column is called 'target'; there are {quoted(df)}", f)
+    if 'file' not in df: check_names('column', ['target'], df, f)
     if not len(df): fail('there are no predictions below the header', f)
     if 'file' in df:
         protected = _is_protected(df.file)
@@ -219,6 +217,7 @@ def _check_range(P, cols, f):
              'if these are scores (logits), say --scores', f'{f}, row {i+1}')
 
 
+
 # %% ../nbs/206_answers.ipynb #e97027cd
 def read_answers(
     f, # a .csv or .xlsx file, or .jsonl from hierproto_predict
@@ -257,8 +256,7 @@ def read_predictions(
 
 def _units(df, groups, f):
     "The column `groups` of further columns, checked"
-    if groups not in df:
-        fail(f'--groups: no column is called {groups!r}; there are {quoted(df) or "no others"}', f)
+    check_names('column', [groups], df, f'{f}: --groups')
     empty = df[groups].astype(str).str.strip()==''
     if empty.any():
         row = int(empty.argmax()) + 1

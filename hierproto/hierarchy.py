@@ -474,10 +474,8 @@ def _tensor(D):
     "`D` as a tensor of single or double precision"
     if isinstance(D, torch.Tensor) and not D.is_complex():
         return D if D.dtype == torch.float64 else D.float()
-    try:
-        with np.errstate(over='ignore'): D = np.asarray(D).astype(np.float32, casting='same_kind')
-        return torch.from_numpy(D)
-    except (TypeError, ValueError, OverflowError) as e: fail(f'this is not a cost matrix: {e}')
+    with naming(None, 'this is not a cost matrix'), np.errstate(over='ignore'):
+        return torch.from_numpy(np.asarray(D).astype(np.float32, casting='same_kind'))
 
 # %% ../nbs/004_hierarchy.ipynb #0e4b3a97
 class CostMatrix(Costs):
@@ -620,8 +618,7 @@ def find_node(self:Costs,
     same = [n for n in self.node_names() if n.rstrip('/').endswith('/' + name) or n == name]
     if same: fail(f'{name!r} is the name of {len(same)} nodes: use a path, {quoted(same)}')
     twice = {n for n in index if n.endswith('/') and n[:-1] in index} # the same node with its slash
-    near = nearest_names(name, [n for n in index if n not in twice])
-    hint = f'; did you mean {quoted(near)}?' if near else ''
+    hint = did_you_mean(name, [n for n in index if n not in twice])
     fail(f'no class or group is called {name!r}{hint}')
 
 # %% ../nbs/004_hierarchy.ipynb #b08a6221
@@ -639,12 +636,6 @@ def _build(facts):
     "The `Hierarchy` or `CostMatrix` with these `facts`"
     return CostMatrix(**facts, warn=False) if 'D' in facts else Hierarchy(**facts)
 
-def _build_from(facts, place):
-    "What `_build` makes; errors name the `place` of the facts"
-    try: return _build(facts)
-    except (TypeError, ValueError, RecursionError) as e:
-        fail(e, None if str(place) in str(e) else place)
-
 def named_costs(
     name # of a tree, or `digits_chain`
 ):
@@ -658,7 +649,8 @@ def named_costs(
 def _read_file_or_name(o):
     "The `Hierarchy` or `CostMatrix` in the file `o` or called `o`"
     facts = file_facts(o)
-    if facts: return _build_from(facts, o)
+    with naming(o):
+        if facts: return _build(facts)
     if str(o) == 'digits_chain': return named_costs('digits_chain')
     if str(o) not in tree_names() and Path(o).exists():
         fail('classes are read from files that end in .csv or .json, or in .tsv or .xlsx', o)
@@ -834,7 +826,7 @@ def from_json(cls:Hierarchy,
 ):
     "A hierarchy from the JSON file `f`, a path or an open file"
     facts, label = json_facts(f)
-    return as_tree(_build_from(facts, label), 'from_json')
+    with naming(label): return as_tree(_build(facts), 'from_json')
 
 @patch
 def to_json(self:Hierarchy,
