@@ -7,7 +7,7 @@ __all__ = ['ARCHS', 'MeanPool', 'EmbedNorm', 'Embedder', 'arch_func', 'has_weigh
            'installed_weights', 'preprocessing', 'embedder']
 
 # %% ../nbs/401_body.ipynb #3b70b824
-import difflib, importlib, re, timm, torch, torchvision
+import importlib, re, timm, torch, torchvision
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from inspect import isclass, signature
@@ -21,6 +21,7 @@ from timm.models import adapt_input_conv
 from torch import nn
 from fastcore.all import *
 from fastai.vision.learner import TimmBody, create_body, default_split, model_meta
+from .names import did_you_mean
 from .prototypes import LinearHead
 
 # %% ../nbs/401_body.ipynb #61f7e55d
@@ -64,9 +65,8 @@ def _is_timm(name):
 def _no_such_arch(name):
     "Raise an error with the names most similar to `name`"
     names = {*ARCHS, *_torchvision_names(), *timm.list_models()}
-    near = difflib.get_close_matches(name.removeprefix('timm/'), names, 3)
-    did = f"; did you mean {', '.join(map(repr, near))}?" if near else ''
-    raise ValueError(f"unknown architecture {name!r}{did}")
+    hint = did_you_mean(name.removeprefix('timm/'), names)
+    raise ValueError(f"unknown architecture {name!r}{hint}")
 
 # %% ../nbs/401_body.ipynb #c3a71626
 def arch_func(

@@ -14,8 +14,8 @@ from sklearn.utils.validation import (
     _check_sample_weight, check_consistent_length, check_is_fitted, column_or_1d, validate_data)
 from fastai.basics import *
 from .hierarchy import *
-from .hierarchy import tidy_name
-from .inference import class_path, get_rule
+from .names import check_choice, tidy_name
+from .inference import RULES, class_path, get_rule
 from .methods import get_method
 from .scores import checked_temperature
 from .features import train_head
@@ -174,9 +174,7 @@ def fit(self:HierarchicalClassifier,
     sample_weight=None # weight of each sample
 ):
     "Train on the rows of `X`"
-    rules = 'argmax','crm','back_off'
-    if self.rule not in (None, *rules):
-        raise ValueError(f"unknown rule {self.rule!r}; choose from {', '.join(rules)}")
+    if self.rule is not None: check_choice('rule', self.rule, RULES)
     checked_temperature(self.temperature)
     X, y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)
