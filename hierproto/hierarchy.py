@@ -439,7 +439,8 @@ def _check_costs(D, names):
     "Refuse a matrix `D` that cannot be costs between `names`"
     square = D.ndim == 2 and 0 < len(D) == D.shape[1]
     if not square: fail(f'a cost matrix must be square, got shape {tuple(D.shape)}')
-    if len(names) != len(D): fail(f'{len(names)} class names for {len(D)} rows of costs')
+    if len(names) != len(D):
+        fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')
     right = torch.eye(len(D), dtype=torch.bool, device=D.device)
     in_range = (D >= 1e-30) & (D <= 1e30)
     _refuse(right & (D != 0), 'a right answer must cost 0', D, names)
@@ -503,7 +504,7 @@ class CostMatrix(Costs):
 @patch
 def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor"
-    if hidden: fail('costs of hidden nodes need a tree: give a Hierarchy, not a cost matrix')
+    if hidden: as_tree(self, 'hidden=True')
     return self.D
 
 @patch
@@ -663,12 +664,11 @@ def read_hierarchy(
     if isinstance(o, Costs): return o
     if isinstance(o, (str, Path)): return _read_file_or_name(o)
     if isinstance(o, dict): return _build(nested_facts(o))
-    if isinstance(o, pd.Series) and not isinstance(o.index, pd.MultiIndex):
-        fail('a Series has one column: a tree needs a DataFrame with a column per level')
-    if isinstance(o, (pd.DataFrame, pd.Series)): return _build(any_table_facts(o))
+    sizes = isinstance(o, pd.Series) and o.index.nlevels > 1 # of groups, see `table_facts`
+    if sizes or isinstance(o, pd.DataFrame): return _build(any_table_facts(o))
     if _are_paths(o): return Hierarchy(o)
-    fail('a hierarchy must be a file, a name, a tree, nested dicts, paths or a table, '
-         f'not a {type(o).__name__}')
+    fail('a hierarchy must be a file, a name, a tree, nested dicts, paths or a DataFrame with '
+         f'a column per level, not a {type(o).__name__}')
 
 def _are_paths(o):
     "Is `o` a list of paths, not of costs?"
@@ -706,8 +706,6 @@ def align_costs(
     names = _names_in_data(data)
     if names is None: return _by_number(D)
     if isinstance(D, Costs): return D.subset(names) if subset else D.align(names)
-    if len(D) != len(names):
-        fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')
     return CostMatrix(D, names, warn=False)
 
 # %% ../nbs/004_hierarchy.ipynb #8779bbeb

@@ -13,6 +13,7 @@ from collections import Counter
 from importlib import resources
 from pathlib import Path
 import networkx as nx, numpy as np, pandas as pd
+from .moved import moved_names
 from .names import *
 
 # %% ../nbs/003_readers.ipynb #f5056f28
@@ -114,8 +115,8 @@ def read_table(
     cells = [(r + ['']*n)[:n] for _, r in rows]
     df = pd.DataFrame(cells, pd.Index([place for place, _ in rows], name=top), head, dtype=object)
     df = df.loc[:,(df.columns != '') | (df != '').any().values]
-    twice = df.columns[df.columns.duplicated()]
-    return df if twice.empty else fail(f'two columns are called {quoted(twice)}', top)
+    if twice := repeated(df): fail(f'two columns are called {quoted(twice)}', top)
+    return df
 
 # %% ../nbs/003_readers.ipynb #0f6fe521
 def _is_blank(x): return not str(x).strip()
@@ -728,8 +729,4 @@ def taxonomy_facts(
         level_names=[*ranks, 'species'] if full else None)
 
 # %% ../nbs/003_readers.ipynb #4e27a33a
-def __getattr__(name):
-    if name == 'read_hierarchy':
-        new = 'hierproto.hierarchy since version 0.3'
-        raise ImportError(f'read_hierarchy is in {new}: change the import')
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+__getattr__ = moved_names(__name__)
