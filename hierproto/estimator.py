@@ -151,7 +151,7 @@ def _check_encoded(classes, h):
 # %% ../nbs/509_estimator.ipynb #61c1c6af
 def _validated(self, X, y):
     "`X` as numbers and `y` as an array, of the same length"
-    given = None if y is None else 'no_validation' # rows of paths are no numbers
+    given = None if y is None else 'no_validation' # rows of paths are checked below
     X = validate_data(self, X, given, dtype=np.float64, ensure_min_samples=2)
     # in rows of paths, an empty cell must not become the text 'nan'
     y = np.asarray(y, dtype=object) if _are_rows(np.asarray(y)) else np.asarray(y)
