@@ -7,14 +7,14 @@ __all__ = ['known_heads', 'csv_table', 'read_answers', 'read_predictions', 'answ
 
 # %% ../nbs/206_answers.ipynb #d7815e1e
 import csv, json, re, warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np, pandas as pd, torch
 from fastcore.basics import first
 from .hierarchy import *
-from .names import fail, find_class, quoted, tidy_name
+from .names import check_names, fail, find_class, quoted, repeated, tidy_name
 from .scores import DUST, are_probs, as_probs
 from .predictions import Predictions
 
@@ -58,8 +58,7 @@ def csv_table(
 ):
     "The file `f` as a DataFrame: names as text, the rest as numbers where possible"
     heads, sep = _heads(f, classes or ())
-    for name, n in Counter(heads).items():
-        if n > 1: fail(f'two columns are called {name!r}', f)
+    _check_heads(heads, f)
     numbers = {o.casefold() for o in classes or ()}
     def is_text(c): return c in _TEXT or (classes is not None and c.casefold() not in numbers)
     kinds = {c: str for c in heads if is_text(c)}
@@ -69,6 +68,9 @@ def csv_table(
         return pd.read_csv(f, sep=sep, header=0, names=heads, index_col=False, dtype=kinds,
                            keep_default_na=False, decimal=decimal, encoding='utf-8-sig',
                            low_memory=False)
+
+def _check_heads(heads, f):
+    if twice := repeated(heads): fail(f'two columns are called {quoted(twice)}', f)
 
 def _heads(f, classes):
     "Names of the columns of the CSV file `f`, and what separates them"
@@ -95,9 +97,9 @@ def _json_table(f, classes):
 
 def _excel_table(f, classes):
     "The first sheet of the Excel file `f` as a DataFrame: text, and numbers in columns of classes"
-    try: df = pd.read_excel(f, dtype=object, keep_default_na=False)
-    except ImportError: fail('reading Excel files needs openpyxl: pip install openpyxl', f)
+    df = pd.read_excel(f, dtype=object, keep_default_na=False)
     df.columns = known_heads([_cell_name(o) for o in df.columns], classes)
+    _check_heads(df.columns, f)
     numbers = {o.casefold() for o in classes} - {*_TEXT}
     return df.apply(lambda o: o if o.name.casefold() in numbers else o.map(str))
 
@@ -107,10 +109,9 @@ def _read_table(f, classes):
     readers = {'.jsonl': _json_table, '.xlsx': _excel_table}
     read = readers.get(Path(f).suffix.lower(), csv_table)
     try: df = read(f, classes)
-    except (HierarchyError,OSError): raise
+    except (HierarchyError,OSError,ImportError): raise
     except Exception as e: fail(f'not a table in UTF-8: {str(e).strip()}', f)
-    if 'file' not in df and 'target' not in df:
-        fail(f"no column is called 'target'; there are {quoted(df)}", f)
+    if 'file' not in df: check_names('column', ['target'], df, f)
     if not len(df): fail('there are no predictions below the header', f)
     if 'file' in df:
         protected = _is_protected(df.file)
@@ -262,8 +263,7 @@ def read_predictions(
 
 def _units(df, groups, f):
     "The column `groups` of further columns, checked"
-    if groups not in df:
-        fail(f'--groups: no column is called {groups!r}; there are {quoted(df) or "no others"}', f)
+    check_names('column', [groups], df, f'{f}: --groups')
     empty = df[groups].astype(str).str.strip()==''
     if empty.any():
         row = int(empty.argmax()) + 1
@@ -305,8 +305,7 @@ def _rows_by_file(p, name):
     "The row of each file of `p`"
     if p.files is None:
         fail("tables are paired by file name, and there is no column 'file'", name)
-    twice = [f for f,n in Counter(p.files).items() if n > 1]
-    if twice: fail(f'{quoted(twice)} in more than one row', name)
+    if twice := repeated(p.files): fail(f'{quoted(twice)} in more than one row', name)
     return {f: i for i,f in enumerate(p.files)}
 
 def _check_files(here, there, a, b):

@@ -10,6 +10,7 @@ __all__ = ['costs_for', 'ProtoCallback', 'MetricGuide', 'cpu_distrib', 'ProtoRat
 from fastai.basics import *
 from fastai.callback.fp16 import MixedPrecision
 from .hierarchy import *
+from .names import check_choice
 from .distortion import *
 from .prototypes import *
 from .moved import moved_names
@@ -58,8 +59,7 @@ class MetricGuide(ProtoCallback):
         **kwargs # of the guide: `scale`, `distance`, `n`, ...
     ):
         if not isinstance(D, (Hierarchy,str,Path)): as_costs(D) # report bad costs early
-        if not callable(guide) and guide not in _guides: raise ValueError(
-            f"unknown guide {guide!r}; choose from {', '.join(_guides)}, or pass a function")
+        if not callable(guide): check_choice('guide', guide, _guides)
         if not callable(lam) and not 0 <= lam < math.inf: raise ValueError(
             f"lam must be a number >= 0, or a function of the share of training done, got {lam!r}")
         self.D = D
@@ -350,16 +350,20 @@ def _read_notes(self:SoundCheck, late=False):
     if all(fine): return
     if hasattr(self.learn, 'lr_finder'): raise CancelFitException()
     what, batch, _ = notes[fine.index(False)]
-    if what == 'loss': cause = f" because of {_cause(self.learn, late)}"
+    raise NotFinite(_what_happened(self, what, batch, late))
+
+def _what_happened(check, what, batch, late):
+    "Where training stopped, why, and which weights the model has now"
+    if what == 'loss': cause = f" because of {_cause(check.learn, late)}"
     else:
-        whose = 'the model' if late else _odd_weights(self.model, lambda p: p.grad)
+        whose = 'the model' if late else _odd_weights(check.model, lambda p: p.grad)
         cause = (f", but the gradient of {whose} is not finite. "
                  "Lower the learning rate, or use `GradientClip(1.)`")
     weights = "have made this step: load earlier ones" if late else "are those before this batch"
-    where = f"batch {batch+1} of {self.n_iter} in epoch {self.epoch+1}"
-    loss = self.loss.detach().mean().item()
-    raise NotFinite(f"Training stopped at {where}: the loss is {loss:.3g}{cause}. "
-                    f"The weights {weights}")
+    where = f"batch {batch+1} of {check.n_iter} in epoch {check.epoch+1}"
+    loss = check.loss.detach().mean().item()
+    return (f"Training stopped at {where}: the loss is {loss:.3g}{cause}. "
+            f"The weights {weights}")
 
 # %% ../nbs/103_callbacks.ipynb #3cfa5dc6
 def watchers(

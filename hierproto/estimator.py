@@ -14,8 +14,8 @@ from sklearn.utils.validation import (
     _check_sample_weight, check_consistent_length, check_is_fitted, column_or_1d, validate_data)
 from fastai.basics import *
 from .hierarchy import *
-from .hierarchy import tidy_name
-from .inference import class_path, get_rule
+from .names import check_choice, check_names, quoted, tidy_name
+from .inference import RULES, class_path, get_rule
 from .methods import get_method
 from .scores import checked_temperature
 from .features import train_head
@@ -142,23 +142,17 @@ def _check_encoded(classes, h):
     if not whole or not names or max(classes) >= len(names) or min(classes) < 0: return
     numbers = [str(o) for o in classes]
     if names == numbers: return
+    hint = 'pass `labels=np.unique(y)` of the names if a meta-estimator numbers the classes'
     if {*numbers} <= {*names}:
         top = max(int(o) for o in names if o.isdigit())
-        raise ValueError('the labels are numbers, and the classes are called by numbers too: '
-                         f'pass `labels=range({top+1})` if the numbers are the names, '
-                         'or `labels=np.unique(y)` of the names if a meta-estimator '
-                         'numbers the classes')
-    raise ValueError('the labels are numbers, but the classes have names, '
-                     f'such as {names[0]!r}: if a meta-estimator numbers the classes, '
-                     'pass `labels=np.unique(y)` of the names')
+        hint += f', or pass `labels=range({top+1})` if the numbers are the names'
+    raise ValueError(f'the labels are numbers, the classes are called {quoted(names, 3)}: {hint}')
 
 # %% ../nbs/509_estimator.ipynb #61c1c6af
 def _validated(self, X, y):
     "`X` as numbers and `y` as an array, of the same length"
-    if y is None:
-        name = type(self).__name__
-        raise ValueError(f'{name} requires y to be passed, but the target y is None')
-    X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+    given = None if y is None else 'no_validation' # rows of paths are checked below
+    X = validate_data(self, X, given, dtype=np.float64, ensure_min_samples=2)
     # in rows of paths, an empty cell must not become the text 'nan'
     y = np.asarray(y, dtype=object) if _are_rows(np.asarray(y)) else np.asarray(y)
     if y.ndim==2 and y.shape[1]==1: y = column_or_1d(y, warn=True)
@@ -174,13 +168,11 @@ def fit(self:HierarchicalClassifier,
     sample_weight=None # weight of each sample
 ):
     "Train on the rows of `X`"
-    rules = 'argmax','crm','back_off'
-    if self.rule not in (None, *rules):
-        raise ValueError(f"unknown rule {self.rule!r}; choose from {', '.join(rules)}")
+    if self.rule is not None: check_choice('rule', self.rule, RULES)
     checked_temperature(self.temperature)
     X, y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)
-    weights = _weights(X, sample_weight)
+    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     X, numbers, weights = [o[weights > 0] for o in (X, numbers, weights)]
     self._scaler = StandardScaler().fit(X, sample_weight=weights)
     seed = check_random_state(self.random_state).randint(2**31-1)
@@ -188,13 +180,6 @@ def fit(self:HierarchicalClassifier,
     self.model_ = self._train(torch.as_tensor(self._scaler.transform(X)), numbers, seed, uneven)
     self.n_iter_ = self.epochs
     return self
-
-def _weights(X, sample_weight):
-    "Weights of the rows of `X`, checked"
-    weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
-    if (weights < 0).any() or not weights.any():
-        raise ValueError('sample_weight must not be negative, nor all zero')
-    return weights
 
 # %% ../nbs/509_estimator.ipynb #de869372
 @patch
@@ -246,8 +231,7 @@ def score(self:HierarchicalClassifier,
     if _are_rows(y):
         index = self.hierarchy_.class_index()
         paths = ['/'.join(r) for r in _rows(y)]
-        new = [o for o in paths if o not in index]
-        if new: raise ValueError(f'{new[0]!r} in y is not a class of the training set')
+        check_names('class', paths, index)
         y = self.classes_[[index[o] for o in paths]]
     if self.rule=='back_off': y = np.asarray(y).astype(str)
     return ClassifierMixin.score(self, X, y, sample_weight)

@@ -439,7 +439,8 @@ def _check_costs(D, names):
     "Refuse a matrix `D` that cannot be costs between `names`"
     square = D.ndim == 2 and 0 < len(D) == D.shape[1]
     if not square: fail(f'a cost matrix must be square, got shape {tuple(D.shape)}')
-    if len(names) != len(D): fail(f'{len(names)} class names for {len(D)} rows of costs')
+    if len(names) != len(D):
+        fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')
     right = torch.eye(len(D), dtype=torch.bool, device=D.device)
     in_range = (D >= 1e-30) & (D <= 1e30)
     _refuse(right & (D != 0), 'a right answer must cost 0', D, names)
@@ -474,10 +475,8 @@ def _tensor(D):
     "`D` as a tensor of single or double precision"
     if isinstance(D, torch.Tensor) and not D.is_complex():
         return D if D.dtype == torch.float64 else D.float()
-    try:
-        with np.errstate(over='ignore'): D = np.asarray(D).astype(np.float32, casting='same_kind')
-        return torch.from_numpy(D)
-    except (TypeError, ValueError, OverflowError) as e: fail(f'this is not a cost matrix: {e}')
+    with naming(None, 'this is not a cost matrix'), np.errstate(over='ignore'):
+        return torch.from_numpy(np.asarray(D).astype(np.float32, casting='same_kind'))
 
 # %% ../nbs/004_hierarchy.ipynb #0e4b3a97
 class CostMatrix(Costs):
@@ -505,7 +504,7 @@ class CostMatrix(Costs):
 @patch
 def costs(self:CostMatrix, hidden=False):
     "The matrix as a tensor"
-    if hidden: fail('costs of hidden nodes need a tree: give a Hierarchy, not a cost matrix')
+    if hidden: as_tree(self, 'hidden=True')
     return self.D
 
 @patch
@@ -620,8 +619,7 @@ def find_node(self:Costs,
     same = [n for n in self.node_names() if n.rstrip('/').endswith('/' + name) or n == name]
     if same: fail(f'{name!r} is the name of {len(same)} nodes: use a path, {quoted(same)}')
     twice = {n for n in index if n.endswith('/') and n[:-1] in index} # the same node with its slash
-    near = nearest_names(name, [n for n in index if n not in twice])
-    hint = f'; did you mean {quoted(near)}?' if near else ''
+    hint = did_you_mean(name, [n for n in index if n not in twice])
     fail(f'no class or group is called {name!r}{hint}')
 
 # %% ../nbs/004_hierarchy.ipynb #b08a6221
@@ -639,12 +637,6 @@ def _build(facts):
     "The `Hierarchy` or `CostMatrix` with these `facts`"
     return CostMatrix(**facts, warn=False) if 'D' in facts else Hierarchy(**facts)
 
-def _build_from(facts, place):
-    "What `_build` makes; errors name the `place` of the facts"
-    try: return _build(facts)
-    except (TypeError, ValueError, RecursionError) as e:
-        fail(e, None if str(place) in str(e) else place)
-
 def named_costs(
     name # of a tree, or `digits_chain`
 ):
@@ -658,7 +650,8 @@ def named_costs(
 def _read_file_or_name(o):
     "The `Hierarchy` or `CostMatrix` in the file `o` or called `o`"
     facts = file_facts(o)
-    if facts: return _build_from(facts, o)
+    with naming(o):
+        if facts: return _build(facts)
     if str(o) == 'digits_chain': return named_costs('digits_chain')
     if str(o) not in tree_names() and Path(o).exists():
         fail('classes are read from files that end in .csv or .json, or in .tsv or .xlsx', o)
@@ -671,12 +664,11 @@ def read_hierarchy(
     if isinstance(o, Costs): return o
     if isinstance(o, (str, Path)): return _read_file_or_name(o)
     if isinstance(o, dict): return _build(nested_facts(o))
-    if isinstance(o, pd.Series) and not isinstance(o.index, pd.MultiIndex):
-        fail('a Series has one column: a tree needs a DataFrame with a column per level')
-    if isinstance(o, (pd.DataFrame, pd.Series)): return _build(any_table_facts(o))
+    sizes = isinstance(o, pd.Series) and o.index.nlevels > 1 # of groups, see `table_facts`
+    if sizes or isinstance(o, pd.DataFrame): return _build(any_table_facts(o))
     if _are_paths(o): return Hierarchy(o)
-    fail('a hierarchy must be a file, a name, a tree, nested dicts, paths or a table, '
-         f'not a {type(o).__name__}')
+    fail('a hierarchy must be a file, a name, a tree, nested dicts, paths or a DataFrame with '
+         f'a column per level, not a {type(o).__name__}')
 
 def _are_paths(o):
     "Is `o` a list of paths, not of costs?"
@@ -714,8 +706,6 @@ def align_costs(
     names = _names_in_data(data)
     if names is None: return _by_number(D)
     if isinstance(D, Costs): return D.subset(names) if subset else D.align(names)
-    if len(D) != len(names):
-        fail(f'costs of {len(D)} classes for data with {len(names)}: {quoted(names, 5)}')
     return CostMatrix(D, names, warn=False)
 
 # %% ../nbs/004_hierarchy.ipynb #8779bbeb
@@ -834,7 +824,7 @@ def from_json(cls:Hierarchy,
 ):
     "A hierarchy from the JSON file `f`, a path or an open file"
     facts, label = json_facts(f)
-    return as_tree(_build_from(facts, label), 'from_json')
+    with naming(label): return as_tree(_build(facts), 'from_json')
 
 @patch
 def to_json(self:Hierarchy,

@@ -9,7 +9,7 @@ __all__ = ['model_card', 'push_to_hub']
 import tempfile
 from fastai.basics import *
 from .hierarchy import *
-from .hierarchy import quoted
+from .names import first_line, quoted
 from .files import plain
 from .pages import markdown_table
 from .predictions import *
@@ -114,5 +114,4 @@ def push_to_hub(
             return upload_folder(repo_id=repo, folder_path=d,
                                  commit_message='Model saved by hierproto')
         except Exception as e:
-            why = (str(e).strip() or type(e).__name__).splitlines()[0]
-            raise ModelError(f'{repo} could not be uploaded: {why}') from None
+            raise ModelError(f'{repo} could not be uploaded: {first_line(e)}') from None

@@ -15,6 +15,7 @@ from fastcore.basics import noop, patch
 from fastai.learner import Learner
 from fastai.callback.progress import ProgressCallback # for `no_bar`
 from .hierarchy import *
+from .names import check_choice
 from .scores import (as_probs, as_scores, at_temperature, check_scores,
                               checked_temperature, scores_only)
 from .subtree import SubtreeSum
@@ -232,8 +233,8 @@ def _is_of_other_tree(rule, h):
     return own is not None and isinstance(h, Hierarchy) and own != h.fingerprint
 
 def _named_rule(name, h, threshold):
-    if name in RULES: return RULES[name](h, threshold)
-    raise HierarchyError(f'unknown rule {name!r}; choose from {", ".join(RULES)}')
+    check_choice('rule', name, RULES, HierarchyError)
+    return RULES[name](h, threshold)
 
 # %% ../nbs/203_inference.ipynb #0a91eb4b
 def _align_partial(rule, h):

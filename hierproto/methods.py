@@ -12,6 +12,7 @@ from functools import partial
 from torch import nn
 from fastcore.all import *
 from .hierarchy import *
+from .names import check_choice
 from .distortion import embed_metric
 from .prototypes import *
 from .callbacks import *
@@ -213,8 +214,8 @@ METHODS = {**_baselines, **_prototypes, **_others}
 def get_method(method):
     "The `Method` with the name `method`; a `Method` stands for itself"
     if isinstance(method, Method): return method
-    if method in METHODS: return METHODS[method]
-    raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
+    check_choice('method', method, METHODS)
+    return METHODS[method]
 
 # %% ../nbs/311_methods.ipynb #afb5de3d
 def method_table():

@@ -17,6 +17,7 @@ from fastai.learner import Metric
 from fastcore.basics import patch
 from torch import nn
 from .hierarchy import *
+from .names import check_choice
 from .distortion import scale_free_distortion
 from .scores import as_probs, check_scores, looks_like_probs, scores_only
 from .subtree import SubtreeSum
@@ -613,8 +614,7 @@ def level_metric_names(
 
 def _make(name, reader, k):
     "The metrics called `name`"
-    if name not in _measures:
-        raise HierarchyError(f'unknown metric {name!r}; choose from {", ".join(_measures)}')
+    check_choice('metric', name, _measures, HierarchyError)
     D = reader.classes
     o = _measures[name]
     if o.tree: as_tree(D, name)

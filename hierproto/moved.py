@@ -76,6 +76,7 @@ MOVED_NAMES = {
     'hierproto.callbacks': dict(PrototypePlot='hierproto.interpret'),
     'hierproto.learner': dict(HierInterpretation='hierproto.interpret'),
     'hierproto.methods': dict(hier_learner='hierproto.learner'),
+    'hierproto.readers': dict(read_hierarchy='hierproto.hierarchy'),
 }
 
 def moved_names(module):

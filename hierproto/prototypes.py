@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from fastcore.all import *
 from .hierarchy import *
+from .names import check_choice
 from .subtree import SubtreeSum
 from .distortion import *
 
@@ -27,8 +28,7 @@ def start_protos(
 ):
     "Initial places of `n` prototypes of `m` dimensions"
     if isinstance(init, str):
-        if init not in _inits:
-            raise ValueError(f"unknown init {init!r}; choose from {', '.join(_inits)}")
+        check_choice('init', init, _inits)
         init = _inits[init]
     if callable(init): init = init(n, m)
     if isinstance(init, (int,float)): return torch.randn(n, m)*init

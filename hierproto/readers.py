@@ -12,8 +12,8 @@ import csv, io, json, re, warnings
 from collections import Counter
 from importlib import resources
 from pathlib import Path
-from zipfile import BadZipFile
 import networkx as nx, numpy as np, pandas as pd
+from .moved import moved_names
 from .names import *
 
 # %% ../nbs/003_readers.ipynb #f5056f28
@@ -68,10 +68,8 @@ def _csv_rows(f):
 # %% ../nbs/003_readers.ipynb #145aa274
 def _excel_rows(f):
     "Place and cells of each row of the first sheet of the Excel file `f`"
-    try: df = pd.read_excel(f, header=None, dtype=object, keep_default_na=False, engine='openpyxl')
-    except ImportError:
-        fail('Excel files need openpyxl: pip install openpyxl, or save the sheet as CSV', f)
-    except (BadZipFile, KeyError) as e: fail(f'this is not an Excel file: {e}', f)
+    with naming(f, 'this is not an Excel file'):
+        df = pd.read_excel(f, header=None, dtype=object, keep_default_na=False, engine='openpyxl')
     return str(f), [(f'{f}, row {i+1}', cells) for i, cells in enumerate(df.values.tolist())]
 
 # %% ../nbs/003_readers.ipynb #eaba3433
@@ -89,11 +87,13 @@ def _file_rows(f):
     return rows or fail('the file is empty', label)
 
 # %% ../nbs/003_readers.ipynb #d3dea6be
+def _check_levels(axis, keep_one):
+    "Refuse an `axis` with several levels of names; `keep_one` is the remedy"
+    if axis.nlevels > 1: fail(f'several levels of names: keep one with `{keep_one}`', 'the frame')
+
 def _frame_rows(t):
     "Place and cells of the header and each row of the DataFrame `t`"
-    if isinstance(t.columns, pd.MultiIndex):
-        fail('the columns have several levels of names: keep one with '
-             '`df.columns = df.columns.get_level_values(-1)`', 'the frame')
+    _check_levels(t.columns, 'df.columns = df.columns.get_level_values(-1)')
     # empty cells turn integers into floats
     def as_meant(c): return c.convert_dtypes() if c.dtype.kind == 'f' and c.isna().any() else c
     t = t.apply(as_meant)
@@ -115,16 +115,10 @@ def read_table(
     cells = [(r + ['']*n)[:n] for _, r in rows]
     df = pd.DataFrame(cells, pd.Index([place for place, _ in rows], name=top), head, dtype=object)
     df = df.loc[:,(df.columns != '') | (df != '').any().values]
-    twice = df.columns[df.columns.duplicated()]
-    return df if twice.empty else fail(f'two columns are called {quoted(twice)}', top)
+    if twice := repeated(df): fail(f'two columns are called {quoted(twice)}', top)
+    return df
 
 # %% ../nbs/003_readers.ipynb #0f6fe521
-def _need_columns(df, *columns):
-    "Refuse `columns` that are not in `df`"
-    unknown = [c for c in columns if c not in df]
-    if unknown:
-        fail(f'no column is called {quoted(unknown)}; there are {quoted(df)}', df.index.name)
-
 def _is_blank(x): return not str(x).strip()
 
 # %% ../nbs/003_readers.ipynb #855ea528
@@ -210,9 +204,7 @@ def as_weight(
     where=None, # where it was found, for errors
 ):
     "`x` as a positive, finite number"
-    try: w = float(x)
-    except (TypeError, ValueError, OverflowError):
-        fail(f'the weight is not a number: {str(x)[:20]}', where)
+    with naming(where, 'the weight is not a number'): w = float(x)
     if not 0 < w < np.inf: fail(f'a weight must be positive and finite, got {w:g}', where)
     return w
 
@@ -241,7 +233,7 @@ def _level_facts(df, levels=None, chosen=False):
     "Facts about a tree from the table `df`; `levels` that were `chosen` are not doubted"
     if levels is None: levels = _level_columns(df)
     weighted = [c.removeprefix('weight:') for c in df if c.startswith('weight:')]
-    _need_columns(df, *levels, *weighted)
+    check_names('column', [*levels, *weighted], df, df.index.name)
     if not chosen: _check_header(df, levels)
     paths = _fill_merged(df[levels].values.tolist(), df.index)
     if not chosen: _warn_odd(paths, levels[0] if levels else '', df.index.name)
@@ -376,7 +368,7 @@ def _add_node(g, where, node, parent, weight):
 # %% ../nbs/003_readers.ipynb #79f0b5b9
 def _parent_facts(df):
     "Facts about a tree from the table of parents `df`"
-    _need_columns(df, 'node', 'parent')
+    check_names('column', ['node', 'parent'], df, df.index.name)
     weights = df.get('weight', ['']*len(df))
     g = nx.DiGraph()
     for row in zip(df.index, df['node'], df['parent'], weights): _add_node(g, *row)
@@ -409,9 +401,7 @@ def _rows_are_true(D):
 # %% ../nbs/003_readers.ipynb #9e511d27
 def _axis_names(axis):
     "The class names along the `axis` of a frame"
-    if isinstance(axis, pd.MultiIndex):
-        fail('the classes have several levels of names: keep one with '
-             '`df.droplevel(0).droplevel(0, axis=1)`')
+    _check_levels(axis, 'df.droplevel(0).droplevel(0, axis=1)')
     return unique_names(axis)
 
 def frame_costs(
@@ -422,11 +412,10 @@ def frame_costs(
     rows, columns = _axis_names(D.index), _axis_names(D.columns)
     if _rows_are_true(D): D, rows, columns = D.T, columns, rows
     names = columns if names is None else [as_name(n) for n in names]
-    unknown = [n for n in names if n not in rows]
     if {*rows} != {*columns}:
         fail(f'rows and columns are not the same classes: {quoted(rows)}; {quoted(columns)}')
-    if len(unknown) == len(names): return D.values, names # new names for the classes
-    if unknown: fail(f'the frame has no class {quoted(unknown)}; its classes are {quoted(rows)}')
+    if not {*names} & {*rows}: return D.values, names # new names for the classes
+    check_names('class', names, rows)
     return D.set_axis(rows).set_axis(columns, axis=1).loc[names, names].values, names
 
 # %% ../nbs/003_readers.ipynb #0cebab31
@@ -438,10 +427,9 @@ def _as_cost(x):
 def _cost_facts(df):
     "Facts about costs from the table `df`, whose first column has the names of the classes"
     corner = df.columns[0] if len(df.columns) else None
-    try:
+    with naming(df.index.name):
         D = df.iloc[:,1:].map(_as_cost).set_axis(df.iloc[:,0])
         D, names = frame_costs(D.rename_axis(corner))
-    except ValueError as e: fail(e, df.index.name)
     return dict(D=D, names=names)
 
 def costs_facts(
@@ -473,9 +461,8 @@ def json_facts(
 ):
     "Facts about a tree or costs from a JSON file, and what to call it in errors"
     text, label = _read_text(f)
-    try: return _json_content(json.loads(text, object_pairs_hook=_without_twins)), label
-    except (TypeError, ValueError, RecursionError) as e:
-        fail(f'this JSON cannot be read: {e}', label)
+    with naming(label, 'this JSON cannot be read'):
+        return _json_content(json.loads(text, object_pairs_hook=_without_twins)), label
 
 # %% ../nbs/003_readers.ipynb #475c8368
 def _is_costs(df):
@@ -507,11 +494,9 @@ def file_facts(
 ):
     "Facts about a tree or costs from the file `f`; None if its name does not tell what it is"
     kind = Path(f).suffix.lower()
-    try:
+    with naming(f, 'this file cannot be read'):
         if kind == '.json': return json_facts(f)[0]
         if kind in ('.csv', '.tsv', '.xlsx', '.xlsm'): return any_table_facts(f)
-    except HierarchyError: raise
-    except (OSError, ValueError) as e: fail(f'this file cannot be read: {e}', ascii(str(f)))
 
 # %% ../nbs/003_readers.ipynb #8b83726d
 _trees = resources.files('hierproto')/'trees'
@@ -525,8 +510,7 @@ def named_facts(
     name # of a tree that comes with the library
 ):
     "Facts about the tree called `name`"
-    known = tree_names()
-    if name not in known: fail(f'no hierarchy is called {name!r}; there are {quoted(known)}')
+    check_names('hierarchy', [name], tree_names())
     return json_facts(_trees/f'{name}.json')[0]
 
 # %% ../nbs/003_readers.ipynb #69a4b133
@@ -705,8 +689,7 @@ def _find_taxa(df, accepted, names):
     spelled = [n if n in rows else tidy_name(n.replace('_', ' ')) for n in names]
     unknown = [s for s in spelled if s not in rows]
     if unknown:
-        near = nearest_names(unknown[0], rows)
-        hint = f'; did you mean {quoted(near)}?' if near else ''
+        hint = did_you_mean(unknown[0], rows)
         fail(f'the taxonomy has no {quoted(unknown)}{hint}', df.index.name)
     return [rows[s] for s in spelled]
 
@@ -746,8 +729,4 @@ def taxonomy_facts(
         level_names=[*ranks, 'species'] if full else None)
 
 # %% ../nbs/003_readers.ipynb #4e27a33a
-def __getattr__(name):
-    if name == 'read_hierarchy':
-        new = 'hierproto.hierarchy since version 0.3'
-        raise ImportError(f'read_hierarchy is in {new}: change the import')
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+__getattr__ = moved_names(__name__)
