@@ -14,6 +14,7 @@ from pathlib import Path
 from .sweeps import cheapest, prepare, run_sweep
 from ..hierarchy import Hierarchy
 from .recipes import GROUPS, resolve
+from ..compare import TUNED
 from ..files import read_rows
 from .runs import results_file, run_data, run_learner
 
@@ -23,14 +24,14 @@ DECAYS = .3, 1., 3.
 # %% ../../nbs/716_paper.evidence.ipynb #d83d9839
 KNOBS = dict(
     cross_entropy=('lr',1e-3,3e-3),
-    learnt=('proto_lr',1.,10.),
-    gp_disto=('lam',1.,10.),
-    soft_labels=('beta',10.,30.),
-    hxe=('alpha',.1,.5),
-    emd=('reg',.05,.5),
+    learnt=TUNED['learnt'],
+    gp_disto=TUNED['gp_disto'],
+    soft_labels=TUNED['soft_labels'],
+    hxe=TUNED['hxe'],
+    emd=TUNED['emd'],
     yolo=('lr',1e-3,3e-3),
     fixed=('lr',3e-3,1e-2),
-    gp_rank=('lam',1.,10.),
+    gp_rank=TUNED['gp_rank'],
     deep_ncm=('lr',1e-3,3e-3),
     frame=('lr',3e-3,1e-2),
     hyperspherical=('lr',3e-3,1e-2),

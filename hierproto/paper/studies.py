@@ -24,7 +24,7 @@ from ..images import cache_path, tensor_dls
 from .data.common import cached, hold_out
 from ..predictions import Predictions
 from ..features import FeatureDS, NoValidation, head_scores, train_head
-from ..compare import fold_numbers
+from ..compare import TUNED, WEIGHT_DECAY, fold_numbers
 from .data.cifar100 import cifar100
 from .data.icd10 import icd10
 from .data.languages import languages
@@ -230,11 +230,11 @@ def learnt_distortion(learn, h):
 # %% ../../nbs/721_paper.studies.ipynb #f764c0de
 FINE = dict(cifar100=(5,25,125), icd10=(2,5), languages=(5,25,125))
 KNOBS = dict(
-    cross_entropy=('wd',.01,.1),
-    learnt=('proto_lr',1.,10.),
-    gp_disto=('proto_lr',1.,10.),
-    soft_labels=('beta',10.,30.),
-    hxe=('alpha',.1,.5))
+    cross_entropy=WEIGHT_DECAY,
+    learnt=TUNED['learnt'],
+    gp_disto=TUNED['learnt'], # its lambda is 10
+    soft_labels=TUNED['soft_labels'],
+    hxe=TUNED['hxe'])
 RATES = (1e-2, 3e-2)
 _LEARNT = dict(lr=3e-3, wd=1., proto_lr=10., proto_wd=0.)
 FIXED = dict(
