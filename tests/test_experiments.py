@@ -222,14 +222,14 @@ def test_every_committed_result_has_its_id_checked():
     assert {'nyudv2_features.csv', 'nyudv2_features_study.csv', 's2agri_cpu.csv', 'mnist_figure1.csv'} <= names
 
 
-def test_pick_follows_the_tier(monkeypatch):
+def test_selected_runs_follow_the_tier(monkeypatch):
     "Rows from before a change of the tier are not picked"
     from hierproto.paper import recipes
-    from hierproto.paper.report import load_results, pick
+    from hierproto.paper.report import load_results, select
     df = load_results('cifar100', 'cpu', RESULTS)
-    assert len(pick(df, 'gp_disto')) >= 3
+    assert len(select(df, 'gp_disto')) >= 3
     monkeypatch.setitem(recipes.TIERS['cpu'], 'cifar100', dict(recipes.TIERS['cpu']['cifar100'], epochs=13))
-    assert len(pick(df, 'gp_disto')) == 0
+    assert len(select(df, 'gp_disto')) == 0
 
 
 def test_recipes_ask_the_method(monkeypatch):
