@@ -10,7 +10,7 @@ __all__ = ['costs_for', 'ProtoCallback', 'MetricGuide', 'cpu_distrib', 'ProtoRat
 from fastai.basics import *
 from fastai.callback.fp16 import MixedPrecision
 from .hierarchy import *
-from .names import check_choice
+from .names import unknown_choice
 from .distortion import *
 from .prototypes import *
 from .moved import moved_names
@@ -59,7 +59,8 @@ class MetricGuide(ProtoCallback):
         **kwargs # of the guide: `scale`, `distance`, `n`, ...
     ):
         if not isinstance(D, (Hierarchy,str,Path)): as_costs(D) # report bad costs early
-        if not callable(guide): check_choice('guide', guide, _guides)
+        if not callable(guide) and guide not in _guides:
+            raise ValueError(unknown_choice('guide', guide, _guides))
         if not callable(lam) and not 0 <= lam < math.inf: raise ValueError(
             f"lam must be a number >= 0, or a function of the share of training done, got {lam!r}")
         self.D = D

@@ -14,7 +14,7 @@ from sklearn.utils.validation import (
     _check_sample_weight, check_consistent_length, check_is_fitted, column_or_1d, validate_data)
 from fastai.basics import *
 from .hierarchy import *
-from .names import check_choice, check_names, quoted, tidy_name
+from .names import check_names, quoted, tidy_name, unknown_choice
 from .inference import RULES, class_path, get_rule
 from .methods import get_method
 from .scores import checked_temperature
@@ -168,7 +168,7 @@ def fit(self:HierarchicalClassifier,
     sample_weight=None # weight of each sample
 ):
     "Train on the rows of `X`"
-    if self.rule is not None: check_choice('rule', self.rule, RULES)
+    if self.rule not in (None, *RULES): raise ValueError(unknown_choice('rule', self.rule, RULES))
     checked_temperature(self.temperature)
     X, y = _validated(self, X, y)
     numbers = self._labels(y, hierarchy)

@@ -15,7 +15,7 @@ from fastcore.basics import noop, patch
 from fastai.learner import Learner
 from fastai.callback.progress import ProgressCallback # for `no_bar`
 from .hierarchy import *
-from .names import check_choice
+from .names import unknown_choice
 from .scores import (as_probs, as_scores, at_temperature, check_scores,
                               checked_temperature, scores_only)
 from .subtree import SubtreeSum
@@ -233,7 +233,7 @@ def _is_of_other_tree(rule, h):
     return own is not None and isinstance(h, Hierarchy) and own != h.fingerprint
 
 def _named_rule(name, h, threshold):
-    check_choice('rule', name, RULES, HierarchyError)
+    if name not in RULES: raise HierarchyError(unknown_choice('rule', name, RULES))
     return RULES[name](h, threshold)
 
 # %% ../nbs/203_inference.ipynb #0a91eb4b

@@ -12,7 +12,7 @@ from functools import partial
 from torch import nn
 from fastcore.all import *
 from .hierarchy import *
-from .names import check_choice
+from .names import unknown_choice
 from .distortion import embed_metric
 from .prototypes import *
 from .callbacks import *
@@ -214,7 +214,7 @@ METHODS = {**_baselines, **_prototypes, **_others}
 def get_method(method):
     "The `Method` with the name `method`; a `Method` stands for itself"
     if isinstance(method, Method): return method
-    check_choice('method', method, METHODS)
+    if method not in METHODS: raise ValueError(unknown_choice('method', method, METHODS))
     return METHODS[method]
 
 # %% ../nbs/311_methods.ipynb #afb5de3d

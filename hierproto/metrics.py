@@ -17,7 +17,7 @@ from fastai.learner import Metric
 from fastcore.basics import patch
 from torch import nn
 from .hierarchy import *
-from .names import check_choice
+from .names import unknown_choice
 from .distortion import scale_free_distortion
 from .scores import as_probs, check_scores, looks_like_probs, scores_only
 from .subtree import SubtreeSum
@@ -614,7 +614,7 @@ def level_metric_names(
 
 def _make(name, reader, k):
     "The metrics called `name`"
-    check_choice('metric', name, _measures, HierarchyError)
+    if name not in _measures: raise HierarchyError(unknown_choice('metric', name, _measures))
     D = reader.classes
     o = _measures[name]
     if o.tree: as_tree(D, name)

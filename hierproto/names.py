@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HierarchyError', 'fail', 'quoted', 'first_line', 'naming', 'tidy_name', 'is_missing', 'as_name', 'repeated',
            'unique_names', 'joined', 'trim_cells', 'paths_to', 'find_class', 'look', 'lookalikes', 'warn_lookalikes',
-           'nearest_names', 'did_you_mean', 'check_names', 'check_choice']
+           'nearest_names', 'did_you_mean', 'check_names', 'unknown_choice']
 
 # %% ../nbs/002_names.ipynb #c2b515d6
 import difflib, re, unicodedata, warnings
@@ -234,12 +234,10 @@ def check_names(
     there = quoted(known) or 'none'
     if unknown: fail(f'no {what} is called {quoted(unknown)}; there are {there}', where)
 
-def check_choice(
+def unknown_choice(
     what,   # the argument, as in 'rule'
     choice, # its value
-    known,  # the values that it may have
-    error=ValueError, # to raise
+    known   # the values that it may have
 ):
-    "Raise an `error` unless the `choice` is one of the `known` values"
-    if choice in known: return
-    raise error(f"unknown {what} {choice!r}; choose from {', '.join(known)}")
+    "The message about a `choice` that is not one of the `known` values"
+    return f"unknown {what} {choice!r}; choose from {', '.join(known)}"

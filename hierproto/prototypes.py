@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from fastcore.all import *
 from .hierarchy import *
-from .names import check_choice
+from .names import unknown_choice
 from .subtree import SubtreeSum
 from .distortion import *
 
@@ -28,7 +28,7 @@ def start_protos(
 ):
     "Initial places of `n` prototypes of `m` dimensions"
     if isinstance(init, str):
-        check_choice('init', init, _inits)
+        if init not in _inits: raise ValueError(unknown_choice('init', init, _inits))
         init = _inits[init]
     if callable(init): init = init(n, m)
     if isinstance(init, (int,float)): return torch.randn(n, m)*init

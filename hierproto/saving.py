@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torchvision.transforms import v2
 from .hierarchy import *
 from .hierarchy import read_hierarchy
-from .names import check_choice, first_line
+from .names import first_line, unknown_choice
 from .distortion import *
 from .prototypes import *
 from .inference import *
@@ -69,7 +69,7 @@ _HEAD_TYPES = {o.__name__: o for o in _head_types}
 def _head_settings(head):
     "Type and sizes of `head`, as JSON can hold them"
     name = type(head).__name__
-    check_choice('head', name, _HEAD_TYPES, ModelError)
+    if name not in _HEAD_TYPES: raise ModelError(unknown_choice('head', name, _HEAD_TYPES))
     linear = getattr(head, 'linear', head)
     if isinstance(linear, nn.Linear):
         return dict(type=name, m=linear.in_features, bias=linear.bias is not None)
