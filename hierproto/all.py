@@ -33,11 +33,11 @@ API = {
     'Train': 'hier_learner proto_learner HierarchicalClassifier METHODS MetricGuide ProtoRates '
              'ScaleRecorder PrototypeHead LinearHead DataLoss NodeBlock label_weights embedder '
              'add_class',
-    'Distances and distortion': 'pairwise distortion scale_free_distortion optimal_scale disto_loss '
-                                'rank_loss embed_metric',
+    'Distances and distortion': 'pairwise distortion scale_free_distortion optimal_scale '
+                                'disto_loss rank_loss embed_metric',
     'Measure': 'hier_metrics hier_report average_cost mistake_severity hier_dist_at_k '
-               'level_accuracy hier_precision hier_recall hier_f1 full_path_accuracy lca_height hops '
-               'coverage specificity risk_curve risk_area HierInterpretation CostScorer',
+               'level_accuracy hier_precision hier_recall hier_f1 full_path_accuracy lca_height '
+               'hops coverage specificity risk_curve risk_area HierInterpretation CostScorer',
     'Decide': 'argmax_rule crm CRM back_off BackOff node_crm expected_cost predict_path Decide '
               'fit_temperature calibrate conformal_sets restrict',
     'Save and load': 'save_classifier load_classifier export_onnx',

@@ -77,9 +77,9 @@ def _title_part(p, lines):
     "The number of samples, and the measures of `lines` with intervals"
     mistakes = f', {int(p.wrong.sum()):,} mistakes'
     table = html_table(interval_table(lines), cls='measures')
-    return [P(_counted(p, mistakes)+'.'), table, P(_MEASURES_NOTE, cls='note')]
+    return [P(_counts_text(p, mistakes)+'.'), table, P(_MEASURES_NOTE, cls='note')]
 
-def _counted(p, mistakes=''):
+def _counts_text(p, mistakes=''):
     "What the numbers about `p` count, as sentences without the last stop"
     known = int(p.known.sum())
     says = [f'{len(p):,} samples of {len(p.h):,} classes{mistakes}']
@@ -286,10 +286,11 @@ def _suspect_part(p, t):
         id='suspects')
 
 # %% ../nbs/505_audit.ipynb #6f3c2781
-_FIELD_NOTE = ('Macro: each class counts alike. LCA height: of the lowest common ancestor of answer '
-               'and truth; half of the cost if all classes are equally deep. Coverage: answers that '
-               'are or contain the true class. Specificity: 1 for a class, 0 for the root. '
-               'HOPS: how well the order of all classes follows the tree.')
+_FIELD_NOTE = (
+    'Macro: each class counts alike. LCA height: of the lowest common ancestor of answer and '
+    'truth; half of the cost if all classes are equally deep. Coverage: answers that are or '
+    'contain the true class. Specificity: 1 for a class, 0 for the root. '
+    'HOPS: how well the order of all classes follows the tree.')
 
 def _field_part(lines):
     "A table of the metrics that papers report"
@@ -386,7 +387,7 @@ def write_report(
 
 def _summary(p, lines, fit, against):
     "Yields what the report says, as text"
-    yield f'\n{_counted(p)}\n'
+    yield f'\n{_counts_text(p)}\n'
     yield interval_table(lines).to_string() + '\n'
     yield from savings(lines)
     if against: yield verdict_against(p.differences(against[0]), against[1])

@@ -258,8 +258,9 @@ def shown(
     what, # they are, as in 'images'
     every=60 # seconds between two lines
 ):
-    "Yields `items`, with a progress bar at a terminal or in a notebook, else with a line per minute"
-    if IN_NOTEBOOK or sys.stdout.isatty(): return (yield from progress_bar(items, total=n, leave=False))
+    "Yields `items`, with a progress bar at a terminal or in a notebook, else a line per minute"
+    if IN_NOTEBOOK or sys.stdout.isatty():
+        return (yield from progress_bar(items, total=n, leave=False))
     last = time.monotonic()
     for i,o in enumerate(items):
         if time.monotonic()-last >= every:

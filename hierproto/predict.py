@@ -224,7 +224,9 @@ def predict(
     bad = []
     given = [o for i in images for o in _given(i)]
     batches = _answered(p, given, p.rule(rule, threshold), bs, bad)
-    if out and not IN_NOTEBOOK: batches = shown(batches, math.ceil(len(given)/bs), f'batches of {bs} images')
+    if out and not IN_NOTEBOOK:
+        n = math.ceil(len(given)/bs)
+        batches = shown(batches, n, f'batches of {bs} images')
     _write_answers(p, batches, out, top, any(t is not None for _,t,_ in given))
     _print_errors(len(given), bad)
 

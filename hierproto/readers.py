@@ -87,13 +87,13 @@ def _file_rows(f):
     return rows or fail('the file is empty', label)
 
 # %% ../nbs/003_readers.ipynb #d3dea6be
-def _check_levels(axis, keep_one):
+def _refuse_levels(axis, keep_one):
     "Refuse an `axis` with several levels of names; `keep_one` is the remedy"
     if axis.nlevels > 1: fail(f'several levels of names: keep one with `{keep_one}`', 'the frame')
 
 def _frame_rows(t):
     "Place and cells of the header and each row of the DataFrame `t`"
-    _check_levels(t.columns, 'df.columns = df.columns.get_level_values(-1)')
+    _refuse_levels(t.columns, 'df.columns = df.columns.get_level_values(-1)')
     # empty cells turn integers into floats
     def as_meant(c): return c.convert_dtypes() if c.dtype.kind == 'f' and c.isna().any() else c
     t = t.apply(as_meant)
@@ -173,7 +173,8 @@ def _fill_merged(rows, places):
 # headers that are not names of levels
 GENERIC = re.compile(r'(level)?[\W_]*\d*|title|weight:.*|node|parent|predicted', re.I)
 
-_CLASS_HEADERS = re.compile(r'class(es)?|names?|labels?|categor(y|ies)|species|lea(f|ves)|targets?', re.I)
+_CLASS_HEADERS = re.compile(
+    r'class(es)?|names?|labels?|categor(y|ies)|species|lea(f|ves)|targets?', re.I)
 
 def _check_header(df, levels):
     "Refuse a table whose first row looks like a class, not like a header"
@@ -401,7 +402,7 @@ def _rows_are_true(D):
 # %% ../nbs/003_readers.ipynb #9e511d27
 def _axis_names(axis):
     "The class names along the `axis` of a frame"
-    _check_levels(axis, 'df.droplevel(0).droplevel(0, axis=1)')
+    _refuse_levels(axis, 'df.droplevel(0).droplevel(0, axis=1)')
     return unique_names(axis)
 
 def frame_costs(

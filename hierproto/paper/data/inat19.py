@@ -24,7 +24,7 @@ def _read_list(file):
 # %% ../../../nbs/705_paper.data.inat19.ipynb #b8a1f0ac
 _SITE = 'https://github.com/visipedia/inat_comp/tree/master/2019'
 
-def _folder(source=None, has='val2019.json'):
+def _data_folder(source=None, has='val2019.json'):
     "Folder of iNat-19"
     hint = f'train2019.json, val2019.json and train_val2019/ are at {_SITE}.'
     return find_data('inat19', source, has, hint)
@@ -60,7 +60,7 @@ def inat19(
     path='.' # where the learner saves
 ):
     "iNat-19, 75% to train, 12.5% to validate and, as `dls[2]`, 12.5% to test: `dls, hierarchy`"
-    src = _folder(source, f'{lists[0]}.json')
+    src = _data_folder(source, f'{lists[0]}.json')
     t = _split_images(src, lists, fraction, seed)
     vocab = Hierarchy.named('inat19').leaves
     if not (src/t.file[0]).exists():
