@@ -539,6 +539,7 @@ def compare(
     rules = _rule_names(rules, h)
     names, notes = _check_coarse(pool, method_names(methods, h), methods, h, m)
     seeds = ifnone(seeds, 5 if pool.test else 2)
+    if seeds<1: raise ValueError(f'seeds must be >= 1, got {seeds}')
     if len(names)*len(rules)<2 and not predictions:
         raise ValueError('nothing to compare: pass another method or rule')
     yours = predictions and _your_model(predictions, pool, h)

@@ -231,7 +231,7 @@ def score(self:HierarchicalClassifier,
     if _are_rows(y):
         index = self.hierarchy_.class_index()
         paths = ['/'.join(r) for r in _rows(y)]
-        check_names('class', paths, index)
+        check_names('class', paths, index, 'y')
         y = self.classes_[[index[o] for o in paths]]
     if self.rule=='back_off': y = np.asarray(y).astype(str)
     return ClassifierMixin.score(self, X, y, sample_weight)

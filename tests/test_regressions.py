@@ -157,7 +157,7 @@ def test_estimator_with_rows_of_paths():
     X = rng.normal(size=(60,4))+3*np.eye(4)[np.arange(60)%3]
     clf = HierarchicalClassifier(epochs=10, random_state=0).fit(X, rows)
     assert clf.classes_.tolist()==['1','high/0','low/0'] and clf.score(X, rows)>.9
-    with pytest.raises(ValueError, match="'high/2' in y is not a class"): clf.score(X[:1], [['high','2']])
+    with pytest.raises(ValueError, match="y: no class is called 'high/2'"): clf.score(X[:1], [['high','2']])
 
 
 # --- found by the second newcomer ---
