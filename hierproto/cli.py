@@ -104,7 +104,7 @@ Start = Annotated[Text, passing(_is_start, 'yes, no, a file of weights or a save
 # %% ../nbs/510_cli.ipynb #24f3f5f1
 METHOD_NAMES = '''cross_entropy hxe soft_labels emd yolo hyperspherical deep_ncm learnt fixed
     gp_rank gp_disto gp_disto_fixed_scale gp_disto_squared gp_disto_huber gp_disto_leaf gp_disto_crm
-    hyperspherical_learnt frame haframe hie hier_cos cross_entropy_crm'''.split()
+    hyperspherical_learnt frame haframe hie hier_cos hace cross_entropy_crm'''.split()
 GROUP_NAMES = 'all ablation robustness little finetune'.split()
 DATA = 'digits mnist cifar100 nyudv2 s2agri inat19'.split()
 TIERS = dict(

@@ -391,7 +391,7 @@ _IN_WORDS = dict(
     cross_entropy='cross-entropy', hxe='HXE', emd='XE+EMD', yolo='YOLO', deep_ncm='Deep-NCM',
     learnt='learnt prototypes', fixed='fixed prototypes', gp_disto='guided prototypes',
     gp_rank='guided prototypes (rank)', frame='fixed frame', haframe='HAFrame', hie='HiE',
-    hier_cos='Hier-COS')
+    hier_cos='Hier-COS', hace='HACE')
 
 def in_words(
     method, # its name

@@ -31,6 +31,7 @@ from .baselines.deep_ncm import *
 from .baselines.frame import *
 from .baselines.hie import *
 from .baselines.hier_cos import *
+from .baselines.hace import *
 from .body import *
 from .files import write_whole
 from .images import *
@@ -62,7 +63,7 @@ def _node_paths(h):
 # %% ../nbs/504_saving.ipynb #21526404
 _distances = {**distances, 'squared_cosine': squared_cosine}
 _head_types = (PrototypeHead, LinearHead, NCMHead, YOLOHead, FrameHead, HAFrameHead, HiEHead,
-               HierCOSHead)
+               HierCOSHead, HACEHead)
 _HEAD_TYPES = {o.__name__: o for o in _head_types}
 
 # %% ../nbs/504_saving.ipynb #54fdbd69

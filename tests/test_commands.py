@@ -294,7 +294,7 @@ def test_odd_settings(learners, tmp_path):
 @pytest.mark.parametrize('method,rule', [('gp_disto', 'argmax'), ('cross_entropy', 'back_off'), ('hxe', 'argmax'),
                                          ('yolo', 'crm'), ('hyperspherical_learnt', 'crm'), ('deep_ncm', 'back_off'),
                                          ('frame', 'argmax'), ('gp_disto_huber', 'crm'), ('haframe', 'crm'),
-                                         ('hie', 'argmax'), ('hier_cos', 'argmax')])
+                                         ('hie', 'argmax'), ('hier_cos', 'argmax'), ('hace', 'crm')])
 def test_onnx(learners, tmp_path, method, rule):
     for o in ('onnx', 'onnxscript', 'onnxruntime'):
         pytest.importorskip(o, reason="exporting needs the extra: pip install 'hierproto[onnx]'")

@@ -61,7 +61,8 @@ def test_the_hyperspherical_loss_as_a_sum():
     torch.testing.assert_close(loss(head(z), y), 6*made('hyperspherical')[1](head(z), y))
 
 
-@pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo', 'learnt', 'haframe', 'hie'])
+@pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo', 'learnt', 'haframe', 'hie',
+                                    'hace'])
 def test_the_focal_factor_detached(method):
     "The value is that of the focal loss, the gradient that of the weighted logarithm"
     values, grads = [], []

@@ -234,7 +234,7 @@ def stopped(method, tmp_path, spoil, **kw):
     return str(e.value), learn
 
 @pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo', 'deep_ncm', 'learnt',
-                                    'gp_rank', 'gp_disto', 'frame', 'haframe', 'hie', 'hier_cos'])
+                                    'gp_rank', 'gp_disto', 'frame', 'haframe', 'hie', 'hier_cos', 'hace'])
 def test_a_sample_that_is_nan_stops_every_method(method, tmp_path):
     def spoil(learn, x): x[5, 0] = float('nan')
     said, learn = stopped(method, tmp_path, spoil)
@@ -257,7 +257,8 @@ def test_weights_that_are_nan_are_named(tmp_path):
     assert ('at batch 1 of 3 in epoch 1: the loss is nan because of the prototypes' in said
             and 'lower the learning rate' in said), said
 
-@pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo', 'haframe', 'hie', 'hier_cos'])
+@pytest.mark.parametrize('method', ['cross_entropy', 'hxe', 'soft_labels', 'emd', 'yolo', 'haframe', 'hie', 'hier_cos',
+                                    'hace'])
 def test_second_derivatives(method):
     h = Hierarchy.from_paths([('a', 'x'), ('a', 'y'), ('b', 'z'), ('b', 'w')])
     head, loss, _ = METHODS[method](h, 3)

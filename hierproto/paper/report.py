@@ -130,7 +130,8 @@ _TITLES = dict(
     gp_disto_fixed_scale='Fixed scale', gp_disto_squared='Squared norm',
     gp_disto_huber='Pseudo-Huber', hyperspherical_learnt='Hyperspherical, learnt',
     cross_entropy_crm='Cross-entropy, least risk', gp_disto_crm='GP-disto, least risk',
-    frame='Fixed frame', haframe='HAFrame', hie='HiE', hier_cos='Hier-COS')
+    frame='Fixed frame', haframe='HAFrame', hie='HiE', hier_cos='Hier-COS',
+    hace='HACE')
 _METRICS = [('er','ER %',1), ('ahc','AHC',3)]
 
 # %% ../../nbs/713_paper.report.ipynb #1d543bb6
