@@ -200,7 +200,7 @@ def best_rates(best, out):
 
 # %% ../../nbs/716_paper.evidence.ipynb #e2fd64ec
 def finetune(best, out, fraction, seeds):
-    "Recipes by method on a `fraction` of the data; `best` and `out` as in `best_rates`"
+    "Recipes by method, `fraction` of the data and `seeds`; `best` and `out` as in `best_rates`"
     lines = [tuning(best, 'finetune', fraction, s) for s in seeds]
     return {m: [o[m,lr] for o in lines] for m,lr in best_rates(best, out).items()}
 
