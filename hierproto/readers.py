@@ -10,6 +10,7 @@ __all__ = ['GENERIC', 'TREE_FORMAT', 'COSTS_FORMAT', 'read_table', 'as_weight', 
 # %% ../nbs/003_readers.ipynb #86963b6c
 import csv, io, json, re, warnings
 from collections import Counter
+from functools import partial
 from importlib import resources
 from pathlib import Path
 import networkx as nx, numpy as np, pandas as pd
@@ -68,8 +69,11 @@ def _csv_rows(f):
 # %% ../nbs/003_readers.ipynb #145aa274
 def _excel_rows(f):
     "Place and cells of each row of the first sheet of the Excel file `f`"
-    with naming(f, 'this is not an Excel file'):
-        df = pd.read_excel(f, header=None, dtype=object, keep_default_na=False, engine='openpyxl')
+    read = partial(pd.read_excel, header=None, dtype=object, keep_default_na=False)
+    try:
+        with naming(f, 'this is not an Excel file'): df = read(f, engine='openpyxl')
+    except ImportError:
+        fail('Excel files need openpyxl: pip install openpyxl, or save the sheet as CSV', f)
     return str(f), [(f'{f}, row {i+1}', cells) for i, cells in enumerate(df.values.tolist())]
 
 # %% ../nbs/003_readers.ipynb #eaba3433
