@@ -219,8 +219,6 @@ def _check_range(P, cols, f):
         fail(f'{P[i,k]:g} is not a probability (column {cols[k]!r}); '
              'if these are scores (logits), say --scores', f'{f}, row {i+1}')
 
-
-
 # %% ../nbs/206_answers.ipynb #e97027cd
 def read_answers(
     f, # a .csv or .xlsx file, or .jsonl from hierproto_predict

@@ -1018,8 +1018,6 @@ def fine_tune(self:HeadLearner,
     learn.fine_tune(epochs, **kwargs)
     return learn
 
-
-
 # %% ../nbs/508_compare.ipynb #225dccb8
 def read_groups(
     f, # CSV file with the columns `file` and `group`

@@ -138,8 +138,6 @@ def _forward(body, x, prep, flip, device):
     parts = x.to(device).split(16 if device.type=='cpu' else len(x))
     return torch.cat([_few_features(body, o, prep, flip) for o in parts])
 
-
-
 # %% ../nbs/503_features.ipynb #388524ea
 def _jobs(splits, folder, n=64, ending='safetensors'):
     "Name of the split, numbers of the images, and file in `folder` of each `n` images"

@@ -365,8 +365,6 @@ class Only(nn.Module):
     def forward(self, scores):
         return scores.masked_fill(~self.keep, torch.finfo(scores.dtype).min)
 
-
-
 # %% ../nbs/504_saving.ipynb #10eddf0c
 @patch
 def only(self:Predictor,
